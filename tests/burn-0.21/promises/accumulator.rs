@@ -2,30 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ModuleMapper, Param, list_param_ids};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    Adam, AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
-};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{
-    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::module::list_param_ids;
 
-use crate::ALLOCATIONS;
-use crate::harness::models::{
-    Cnn, Mlp, MlpModel, Recurrent, Scenario, Size, Tied, Transformer, Views, WeightNorm,
-};
-use crate::harness::run::{RATE, Start, assert_same_steps, outcomes, trainable};
-use crate::harness::weights::{load, save};
-use crate::harness::{Hooked, Plain, Recipe, Release, Weights, memory, noise};
-
-type P = Plain;
-type R = Release;
+use crate::harness::prelude::*;
 
 /// Windows of `n` micro-batches in plain Burn. `after` sees the model after each.
 fn plain<S: Scenario>(
@@ -95,35 +74,19 @@ fn same<S: Scenario>(recipe: &impl Recipe) {
     }
 }
 
-/// With momentum, as it is the sum of all gradients.
-macro_rules! sums_are_burns {
-    ($($name:ident: $scenario:ty),*) => {
-        mod sums_are_burns {
-            use super::*;
-
-            $(#[test]
-            fn $name() {
-                same::<$scenario>(&SgdConfig::new().with_momentum(Some(MomentumConfig::new())));
-            })*
-        }
-    };
-}
-
-sums_are_burns!(
-    mlp: Mlp,
-    cnn: Cnn,
-    transformer: Transformer,
-    recurrent: Recurrent,
-    tied: Tied,
-    views: Views,
-    weight_norm: WeightNorm
-);
-
-/// Optimizers know no model.
 #[test]
-fn sums_are_burns_for_other_optimizers_and_clipping() {
+fn sums_are_burns() {
+    // Momentum is the sum of all gradients.
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    same::<Mlp>(&momentum);
+    same::<Cnn>(&momentum);
+    same::<Transformer>(&momentum);
+    same::<Recurrent>(&momentum);
+    same::<Tied>(&momentum);
+    same::<Views>(&momentum);
+    same::<WeightNorm>(&momentum);
+    // Optimizers know no model.
     let clipped = Some(GradientClippingConfig::Norm(0.01));
-    same::<Mlp>(&AdamConfig::new().with_grad_clipping(clipped.clone()));
     same::<Mlp>(&AdamWConfig::new());
     same::<Tied>(&AdamConfig::new().with_grad_clipping(clipped));
 }
@@ -298,6 +261,36 @@ fn arming_again_keeps_the_gradients_it_was_armed_with() {
     Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 3), "three micro-batches");
 }
 
+/// Burn steps a layer that is frozen after an earlier micro-batch, with the gradient that it has.
+#[test]
+fn a_layer_frozen_in_mid_window_is_stepped_with_its_sum() {
+    fn frozen<B: AutodiffBackend>(mut model: MlpModel<B>) -> MlpModel<B> {
+        model.layers[0] = model.layers[0].clone().no_grad();
+        model
+    }
+
+    let mut bench = bench();
+    let mut plain = bench.start.model::<Mlp, P>();
+    let mut sums = GradientsAccumulator::new();
+    for micro_batch in 0..2 {
+        if micro_batch == 1 {
+            plain = frozen(plain);
+        }
+        let loss = Mlp::loss::<P>(&plain, Size::Small, micro_batch);
+        let grads = GradientsParams::from_grads(loss.backward(), &plain);
+        sums.accumulate(&plain, grads);
+    }
+    let plain = AdamConfig::new().init().step(RATE, plain, sums.grads());
+
+    let first = bench.gradients(0);
+    bench.model = bench
+        .optim
+        .arm_accumulated(RATE, frozen(bench.model), first);
+    let grads = bench.gradients(1);
+    let model = bench.optim.step(RATE, bench.model, grads);
+    Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), "the window");
+}
+
 /// The weights do not change while gradients are summed, so two losses may be two backward passes:
 /// unlike in the micro-batch that steps.
 #[test]
@@ -433,7 +426,7 @@ fn bytes() {
         last
     }
 
-    memory::alone("accumulator::bytes", || {
+    alone("accumulator::bytes", || {
         let start = Start::new::<Mlp>(Size::Large);
         let (recipe, windows) = (AdamConfig::new(), [4, 2]);
         let plain = |floor| {

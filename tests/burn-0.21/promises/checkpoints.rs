@@ -1,115 +1,48 @@
-//! Checkpoints pass freely between plain Burn and release, both ways, in memory and on disk.
+//! Checkpoints pass freely between plain Burn and release, both ways, by every recorder of Burn;
+//! and so do those of recorded optimizers and of optimizers in one pass.
 
-use burn::module::{Module, list_param_ids};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, Optimizer};
-use burn::record::{
-    BinBytesRecorder, BinFileRecorder, FullPrecisionSettings, NamedMpkBytesRecorder,
-    NamedMpkFileRecorder, Record, Recorder,
-};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
+use burn::module::list_param_ids;
+use burn_gradient_release::ReleaseBackend;
+use burn_gradient_release_optim::{InOnePass, Lean};
+use burn_gradient_release_timeline::{RecordSteps, Recorded};
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
-use crate::harness::run::{RATE, Start, armed_step, ordinary_step};
-use crate::harness::weights::readable;
-use crate::harness::{Plain, Release, Weights};
+use crate::harness::prelude::*;
+use crate::harness::weights::through_recorders;
 
-type P = Plain;
-type R = Release;
-type PlainAdam = OptimizerAdaptor<Adam, MlpModel<P>, P>;
-type ReleaseAdam = ReleaseOptimizer<Adam, MlpModel<R>, R>;
+type OnRecord = Plain<Recorded<Flex>>;
+type Model<B> = MlpModel<B>;
 
 /// Steps before the checkpoint, and all.
 const BEFORE: u64 = 4;
 const STEPS: u64 = 10;
 
-/// The record of the optimizer, whichever optimizer that is.
-type State<B> = <OptimizerAdaptor<Adam, MlpModel<B>, B> as Optimizer<MlpModel<B>, B>>::Record;
+/// A new optimizer, and how it takes a step.
+struct Side<B: AutodiffBackend, O> {
+    fresh: fn() -> O,
+    step: fn(&mut O, Model<B>, u64) -> Model<B>,
+}
 
-/// Both loops behind one face.
-trait Trainer<B: AutodiffBackend>: Optimizer<MlpModel<B>, B, Record = State<B>> {
-    fn fresh() -> Self;
-    fn train(&mut self, model: MlpModel<B>, step: u64) -> MlpModel<B>;
+fn loss<B: AutodiffBackend>(model: &Model<B>, step: u64) -> Tensor<B, 1> {
+    Mlp::loss::<B>(model, Size::Small, step)
+}
 
-    /// Moments, step counts and all.
-    fn state(&self) -> Value {
-        readable::<B, _>(self.to_record())
+fn ordinary<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(fresh: fn() -> O) -> Side<B, O> {
+    Side {
+        fresh,
+        step: |optim, model, step| {
+            let loss = loss(&model, step);
+            ordinary_step(RATE, model, optim, loss)
+        },
     }
 }
 
-impl Trainer<P> for PlainAdam {
-    fn fresh() -> Self {
-        AdamConfig::new().init()
-    }
-
-    fn train(&mut self, model: MlpModel<P>, step: u64) -> MlpModel<P> {
-        let loss = Mlp::loss::<P>(&model, Size::Small, step);
-        ordinary_step(RATE, model, self, loss)
-    }
-}
-
-impl Trainer<R> for ReleaseAdam {
-    fn fresh() -> Self {
-        AdamConfig::new().init().with_gradient_release()
-    }
-
-    fn train(&mut self, model: MlpModel<R>, step: u64) -> MlpModel<R> {
-        armed_step(RATE, model, self, |model| {
-            Mlp::loss::<R>(model, Size::Small, step)
-        })
-    }
-}
-
-/// The ways in which Burn's recorders keep a record.
-#[derive(Debug)]
-enum Carrier {
-    Bytes,
-    NamedBytes,
-    File(TempDir),
-    NamedFile(TempDir),
-}
-
-impl Carrier {
-    fn all() -> [Self; 4] {
-        let directory = || tempfile::tempdir().expect("a temporary directory");
-        [
-            Self::Bytes,
-            Self::NamedBytes,
-            Self::File(directory()),
-            Self::NamedFile(directory()),
-        ]
-    }
-
-    /// Keeps a record, and reads it on another backend.
-    fn carry<A: Backend, B: Backend, X: Record<A>, Y: Record<B>>(
-        &self,
-        name: &str,
-        record: X,
-    ) -> Y {
-        macro_rules! in_memory {
-            ($recorder:ident) => {{
-                let recorder = $recorder::<FullPrecisionSettings>::default();
-                let bytes = Recorder::<A>::record(&recorder, record, ()).expect("recorded");
-                Recorder::<B>::load(&recorder, bytes, &Default::default()).expect("loaded")
-            }};
-        }
-        macro_rules! on_disk {
-            ($recorder:ident, $directory:ident) => {{
-                let recorder = $recorder::<FullPrecisionSettings>::default();
-                let path = $directory.path().join(name);
-                Recorder::<A>::record(&recorder, record, path.clone()).expect("recorded");
-                Recorder::<B>::load(&recorder, path, &Default::default()).expect("loaded")
-            }};
-        }
-        match self {
-            Self::Bytes => in_memory!(BinBytesRecorder),
-            Self::NamedBytes => in_memory!(NamedMpkBytesRecorder),
-            Self::File(directory) => on_disk!(BinFileRecorder, directory),
-            Self::NamedFile(directory) => on_disk!(NamedMpkFileRecorder, directory),
-        }
+fn armed<B: ReleaseBackend, O: SimpleOptimizer<B::InnerBackend> + 'static>(
+    fresh: fn() -> ReleaseOptimizer<O, Model<B>, B>,
+) -> Side<B, ReleaseOptimizer<O, Model<B>, B>> {
+    Side {
+        fresh,
+        step: |optim, model, step| armed_step(RATE, model, optim, |model| loss(model, step)),
     }
 }
 
@@ -121,85 +54,81 @@ struct Reference {
     states: Vec<Value>,
 }
 
-fn reference() -> Reference {
-    let start = Start::new::<Mlp>(Size::Small);
-    let mut model = start.model::<Mlp, P>();
-    let mut optim = PlainAdam::fresh();
-    let (mut weights, mut states) = (Vec::new(), Vec::new());
-    for step in 0..STEPS {
-        model = optim.train(model, step);
-        weights.push(Weights::of::<P, _>(&model));
-        states.push(optim.state());
+impl Reference {
+    fn new() -> Self {
+        let start = Start::new::<Mlp>(Size::Small);
+        let mut model = start.model::<Mlp, P>();
+        let mut optim = AdamConfig::new().init();
+        let (mut weights, mut states) = (Vec::new(), Vec::new());
+        for step in 0..STEPS {
+            let loss = loss(&model, step);
+            model = ordinary_step(RATE, model, &mut optim, loss);
+            weights.push(Weights::of::<P, _>(&model));
+            states.push(readable::<P, _>(Optimizer::<_, P>::to_record(&optim)));
+        }
+        Self {
+            start,
+            weights,
+            states,
+        }
     }
-    Reference {
-        start,
-        weights,
-        states,
-    }
-}
 
-/// Trains `From`, hands the checkpoint to `To`, and compares.
-fn hand_over<A, From, B, To>(reference: &Reference, carrier: &Carrier)
-where
-    A: AutodiffBackend,
-    From: Trainer<A>,
-    B: AutodiffBackend,
-    To: Trainer<B>,
-{
-    let mut model = reference.start.model::<Mlp, A>();
-    let mut optim = From::fresh();
-    for step in 0..BEFORE {
-        model = optim.train(model, step);
-    }
-    let ids = list_param_ids(&model);
-    let saved = optim.to_record();
-    assert_eq!(saved.len(), ids.len());
-    let state = optim.state();
-    assert_eq!(
-        state,
-        reference.states[BEFORE as usize - 1],
-        "{carrier:?}: at the checkpoint"
-    );
+    /// Trains on one side, hands the checkpoint to the other, and compares.
+    fn hand_over<A, From, B, To>(&self, from: &Side<A, From>, to: &Side<B, To>)
+    where
+        A: AutodiffBackend,
+        From: Optimizer<Model<A>, A>,
+        B: AutodiffBackend,
+        To: Optimizer<Model<B>, B>,
+    {
+        let mut model = self.start.model::<Mlp, A>();
+        let mut optim = (from.fresh)();
+        for step in 0..BEFORE {
+            model = (from.step)(&mut optim, model, step);
+        }
+        let ids = list_param_ids(&model);
+        let state = readable::<A, _>(optim.to_record());
+        assert_eq!(state, self.states[BEFORE as usize - 1]);
 
-    let record = carrier.carry::<A, B, _, _>("model", model.into_record());
-    let carried: State<B> = carrier.carry::<A, B, _, _>("optim", saved);
-
-    // Into a model of its own, whose ids come from the record.
-    let mut model = Start::new::<Mlp>(Size::Small)
-        .model::<Mlp, B>()
-        .load_record(record);
-    assert_eq!(list_param_ids(&model), ids);
-    let mut optim = To::fresh().load_record(carried);
-    assert_eq!(optim.state(), state, "{carrier:?}: carried without loss");
-    for step in BEFORE..STEPS {
-        model = optim.train(model, step);
-        let context = format!("{carrier:?}, after step {step}");
-        Weights::of::<B, _>(&model).assert_same(&reference.weights[step as usize], &context);
-        assert_eq!(optim.state(), reference.states[step as usize], "{context}");
+        let models = through_recorders::<A, B, _, _>(|| model.clone().into_record());
+        let optims = through_recorders::<A, B, _, To::Record>(|| optim.to_record());
+        for (recorder, (model, optim)) in models.into_iter().zip(optims).enumerate() {
+            let context = format!("recorder {recorder}");
+            // Into a model of its own, whose ids come from the record.
+            let fresh = Start::new::<Mlp>(Size::Small).model::<Mlp, B>();
+            let mut model = fresh.load_record(model);
+            assert_eq!(list_param_ids(&model), ids, "{context}");
+            let mut optim = (to.fresh)().load_record(optim);
+            let carried = readable::<B, _>(optim.to_record());
+            assert_eq!(carried, state, "{context}: carried without loss");
+            for step in BEFORE..STEPS {
+                model = (to.step)(&mut optim, model, step);
+                let context = format!("{context}, after step {step}");
+                let (weights, state) = (&self.weights[step as usize], &self.states[step as usize]);
+                Weights::of::<B, _>(&model).assert_same(weights, &context);
+                assert_eq!(readable::<B, _>(optim.to_record()), *state, "{context}");
+            }
+        }
     }
 }
 
 #[test]
-fn between_plain_burn_and_release_by_every_recorder() {
-    let reference = reference();
-    for carrier in Carrier::all() {
-        hand_over::<P, PlainAdam, R, ReleaseAdam>(&reference, &carrier);
-        hand_over::<R, ReleaseAdam, P, PlainAdam>(&reference, &carrier);
-        hand_over::<R, ReleaseAdam, R, ReleaseAdam>(&reference, &carrier);
-    }
-}
-
-/// A record without its moments would pass a comparison of weights alone for one step; it does
-/// not pass ours.
-#[test]
-fn losing_the_state_would_be_noticed() {
-    let reference = reference();
-    let mut model = reference.start.model::<Mlp, R>();
-    let mut optim = ReleaseAdam::fresh();
-    for step in 0..BEFORE {
-        model = optim.train(model, step);
-    }
-    let mut forgetful = ReleaseAdam::fresh();
-    let model = forgetful.train(model, BEFORE);
-    assert!(!Weights::of::<R, _>(&model).same(&reference.weights[BEFORE as usize]));
+fn by_every_recorder() {
+    let reference = Reference::new();
+    let plain = ordinary::<P, _>(|| AdamConfig::new().init());
+    let release = armed::<R, _>(|| AdamConfig::new().init().with_gradient_release());
+    reference.hand_over(&plain, &release);
+    reference.hand_over(&release, &plain);
+    reference.hand_over(&release, &release);
+    let on_record = ordinary::<OnRecord, _>(|| AdamConfig::new().init().recorded());
+    reference.hand_over(&plain, &on_record);
+    reference.hand_over(&on_record, &plain);
+    let in_one_pass = armed::<R, _>(|| {
+        AdamConfig::new()
+            .in_one_pass()
+            .init()
+            .with_gradient_release()
+    });
+    reference.hand_over(&plain, &in_one_pass);
+    reference.hand_over(&in_one_pass, &plain);
 }

@@ -1,4 +1,4 @@
-//! The same weights as plain Burn on this backend, after each of twenty steps.
+//! The same weights as plain Burn on this backend, after each step.
 
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::optim::AdamConfig;

@@ -1,23 +1,14 @@
 //! The same weights as plain Burn after every step, and the memory it saves.
 
-use burn::backend::Flex;
 #[cfg(feature = "ndarray")]
 use burn::backend::NdArray;
-use burn::backend::autodiff::checkpoint::strategy::{
-    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
-};
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::*;
-use burn::tensor::backend::Backend;
 
 use crate::harness::memory::{self, Bound};
 use crate::harness::models::*;
-use crate::harness::run::{self, Start, assert_run_released, trainable};
-use crate::harness::{Plain, Recipe};
+use crate::harness::prelude::*;
 
-const STEPS: u64 = 20;
+const STEPS: u64 = 8;
 
 /// Equal to the last bit.
 fn same_numbers<S, R, B, C>(recipe: &R)
@@ -110,54 +101,6 @@ mod optimizers {
         same_numbers::<Matrices, _, Flex, NoCheckpointing>(&recipe);
         #[cfg(feature = "ndarray")]
         same_numbers::<Matrices, _, NdArray, NoCheckpointing>(&recipe);
-    }
-}
-
-/// A model knows no optimizer: each with Adam, with SGD and with clipping, and with Burn's own
-/// recomputing.
-macro_rules! models {
-    ($($name:ident: $scenario:ty;)*) => {
-        $(
-            mod $name {
-                use super::*;
-
-                #[test]
-                fn flex() {
-                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&AdamConfig::new());
-                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&sgd());
-                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&clipped_sgd());
-                }
-
-                #[test]
-                fn flex_recomputing() {
-                    same_numbers::<$scenario, _, Flex, BalancedCheckpointing>(&sgd());
-                    same_numbers::<$scenario, _, Flex, BalancedCheckpointing>(&clipped_sgd());
-                }
-
-                #[cfg(feature = "ndarray")]
-                #[test]
-                fn ndarray() {
-                    same_numbers::<$scenario, _, NdArray, NoCheckpointing>(&clipped_sgd());
-                    same_numbers::<$scenario, _, NdArray, BalancedCheckpointing>(&clipped_sgd());
-                }
-            }
-        )*
-    };
-}
-
-mod models {
-    use super::*;
-
-    models! {
-        mlp: Mlp;
-        cnn: Cnn;
-        transformer: Transformer;
-        tied: Tied;
-        views: Views;
-        matrices: Matrices;
-        lstm: Recurrent;
-        normalised_lstm: NormalisedRecurrent;
-        weight_norm: WeightNorm;
     }
 }
 

@@ -1,31 +1,14 @@
 //! The optimizers of `burn-gradient-release-optim` with gradient release: plain Burn's weights, and no memory
 //! beside the largest gradient.
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{
-    AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig, SimpleOptimizer,
-    momentum::MomentumConfig,
-};
-use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
-use burn::tensor::Tensor;
-use burn_gradient_release::{Recompute, ReleaseAccumulator, ReleaseOptimizer, WithGradientRelease};
 use burn_gradient_release_optim::{
-    AccumulateInMoments, AdafactorConfig, EightBitMoments, InOnePass, Lean, LionConfig,
-    MomentDecay, StableAdamWConfig,
+    AccumulateInMoments, AdafactorConfig, EightBitMoments, InOnePass, Lean, MomentDecay,
+    StableAdamWConfig,
 };
 
-use crate::ALLOCATIONS;
-use crate::harness::memory::{alone, parameter_bytes};
-use crate::harness::models::{Mlp, Recurrent, Scenario, Size, Tied, Transformer};
-use crate::harness::run::{RATE, Start, ordinary_step};
-use crate::harness::{Plain, Release, Weights, noise};
+use crate::harness::prelude::*;
 
-type P = Plain<Flex>;
-type R = Release<Flex>;
-
-const STEPS: u64 = 20;
+const STEPS: u64 = 8;
 
 /// Nodes of the tape, names, thread pools: everything that is no tensor of weight size.
 const SLACK: usize = 192 * 1024;
@@ -78,89 +61,9 @@ fn same_in_one_pass<S: Scenario>(recompute: Recompute) {
 
 #[test]
 fn in_one_pass_weights_are_plain_burns() {
-    same_in_one_pass::<Mlp>(Recompute::None);
-    same_in_one_pass::<Transformer>(Recompute::None);
     same_in_one_pass::<Tied>(Recompute::None);
     same_in_one_pass::<Recurrent>(Recompute::None);
     same_in_one_pass::<Transformer>(Recompute::Automatic);
-}
-
-#[test]
-fn other_optimizers_step_the_same_with_and_without_release() {
-    let stable = StableAdamWConfig::new().build();
-    same::<Transformer>(stable.clone(), stable, None, Recompute::None);
-    let adafactor = AdafactorConfig::new().build();
-    same::<Transformer>(adafactor.clone(), adafactor, None, Recompute::None);
-    let start = Start::new::<Mlp>(Size::Small);
-    let eight_bit = AdamConfig::new()
-        .in_one_pass()
-        .with_8_bit_moments(&start.model::<Mlp, P>());
-    same::<Mlp>(eight_bit.clone(), eight_bit, None, Recompute::None);
-}
-
-#[test]
-fn checkpoints_pass_between_burns_optimizer_and_the_one_in_one_pass() {
-    let start = Start::new::<Mlp>(Size::Small);
-    let config = AdamWConfig::new();
-    let device = Default::default();
-    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-    let mut whole = config.init::<P, _>();
-    let mut model = start.model::<Mlp, P>();
-    // Every third step in one pass with release, the others with plain Burn, each from the record
-    // of the last.
-    let mut record: Option<Vec<u8>> = None;
-    let mut mixed = start.model::<Mlp, P>();
-    for step in 0..9 {
-        let loss = Mlp::loss::<P>(&model, Size::Small, step);
-        model = ordinary_step(RATE, model, &mut whole, loss);
-
-        let bytes = record.take();
-        if step % 3 == 2 {
-            let mut optim = config.in_one_pass().init::<R, _>().with_gradient_release();
-            if let Some(bytes) = bytes {
-                optim = optim.load_record(recorder.load(bytes, &device).unwrap());
-            }
-            let weights = crate::harness::weights::save(mixed);
-            let armed = Start::from_bytes(Size::Small, weights).model::<Mlp, R>();
-            let stepped = released_step::<Mlp, _>(&mut optim, armed, Size::Small, step);
-            record = Some(recorder.record(optim.to_record(), ()).unwrap());
-            let weights = crate::harness::weights::save(stepped);
-            mixed = Start::from_bytes(Size::Small, weights).model::<Mlp, P>();
-        } else {
-            let mut optim = config.init::<P, _>();
-            if let Some(bytes) = bytes {
-                optim = optim.load_record(recorder.load(bytes, &device).unwrap());
-            }
-            let loss = Mlp::loss::<P>(&mixed, Size::Small, step);
-            mixed = ordinary_step(RATE, mixed, &mut optim, loss);
-            record = Some(recorder.record(optim.to_record(), ()).unwrap());
-        }
-        let wanted = Weights::of::<P, _>(&model);
-        Weights::of::<P, _>(&mixed).assert_same(&wanted, format!("after step {step}"));
-    }
-}
-
-#[test]
-fn accumulation_in_the_moments_is_the_same_with_and_without_release() {
-    fn same_accumulating<S: Scenario>(recompute: Recompute) {
-        let adamw = || AdamWConfig::new().with_weight_decay(0.1).in_one_pass();
-        let sgd = SgdConfig::new()
-            .with_momentum(Some(MomentumConfig::new().with_dampening(0.0)))
-            .in_one_pass();
-        let each_step = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
-        same::<S>(each_step.clone(), each_step, None, recompute);
-        let each = adamw().accumulating(3, MomentDecay::EachMicroBatch);
-        let each = each.unwrap();
-        same::<S>(each.clone(), each, None, recompute);
-        let sgd = sgd.accumulating(4, MomentDecay::EachStep).unwrap();
-        same::<S>(sgd.clone(), sgd, None, recompute);
-        let lion = LionConfig::new().build();
-        let lion = lion.accumulating(4, MomentDecay::EachMicroBatch).unwrap();
-        same::<S>(lion.clone(), lion, None, recompute);
-    }
-    same_accumulating::<Transformer>(Recompute::Automatic);
-    same_accumulating::<Tied>(Recompute::None);
-    same_accumulating::<Recurrent>(Recompute::None);
 }
 
 const MICRO_BATCHES: u64 = 4;

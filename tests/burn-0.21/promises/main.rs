@@ -16,7 +16,6 @@ mod equivalence;
 mod groups;
 mod lean_optim;
 mod learner;
-mod owned_schedulers;
 mod pages;
 mod property;
 mod recompute;

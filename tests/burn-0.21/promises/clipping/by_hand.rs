@@ -1,9 +1,6 @@
 //! Clipping on plain Burn, where all gradients are there.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use crate::harness::prelude::*;
 
 /// Runs over the gradients of a model, in the order of its fields.
 pub(crate) fn each<B: AutodiffBackend, M: Module<B>>(

@@ -2,28 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Distribution, Tensor};
-use burn_gradient_release::{
-    NormClipping, Outcome, Recompute, ReleaseAccumulator, ReleaseError, TwoPasses,
-    WithGradientRelease,
-};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::tensor::Distribution;
+use burn_gradient_release::TwoPasses;
 
 use super::by_hand::{clip_global, global_norm};
-use crate::ALLOCATIONS;
-use crate::harness::memory::alone;
-use crate::harness::models::{
-    Cnn, Mlp, MlpModel, Recurrent, Scenario, Size, Tied, Transformer, Views,
-};
-use crate::harness::run::{RATE, Start, armed_step, assert_all_released, ordinary_step, trainable};
-use crate::harness::weights::{load, save};
-use crate::harness::{Plain as P, Recipe, Release as R, Weights, noise};
+use crate::harness::prelude::*;
 
-const STEPS: u64 = 20;
+const STEPS: u64 = 8;
 
 fn plain_grads<S: Scenario>(model: &S::Model<P>, step: u64) -> GradientsParams {
     let loss = S::loss::<P>(model, Size::Small, step);

@@ -1,15 +1,9 @@
 //! Clipping in half precision: in 32 bits, and rounded once.
 
-use burn::backend::Flex;
-use burn::module::{Module, Param};
-use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_gradient_release::{
-    AdaptiveClippingConfig, LossScalerConfig, NormClipping, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::tensor::DType;
+use burn_gradient_release::{AdaptiveClippingConfig, LossScalerConfig};
 
-use crate::harness::Release as R;
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Vector<B: Backend> {

@@ -1,21 +1,12 @@
 //! The scale of a loss.
 
-use burn::backend::{Flex, flex::FlexDevice};
-use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, MultiGradientsParams, Optimizer, Sgd, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, DeviceOps};
-use burn::tensor::{FloatDType, Tensor};
-use burn_gradient_release::{
-    GradientRecord, GroupOptions, LossScaler, LossScalerConfig, NormClipping, Outcome, ParamGroup,
-    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::tensor::FloatDType;
+use burn_gradient_release::{GradientRecord, LossScaler, LossScalerConfig};
 
 use super::by_hand::{each, global_norm, scale, squared_norm};
-use crate::harness::models::{Mlp, MlpModel, Size};
-use crate::harness::run::{Start, armed_step, ordinary_step};
-use crate::harness::{Plain as P, Release as R, Weights, noise};
+use crate::harness::prelude::*;
 
-type Optim = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
+type Optim = ReleaseOptimizer<Adam, MlpModel<R>, R>;
 
 const RATE: f64 = 0.05;
 const STEPS: u64 = 60;

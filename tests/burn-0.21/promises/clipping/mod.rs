@@ -6,6 +6,5 @@ mod global_norm;
 mod half;
 mod loss_scaling;
 mod non_finite;
-mod one_pass;
 mod reference;
 mod sequences;

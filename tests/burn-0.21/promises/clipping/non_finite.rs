@@ -1,16 +1,6 @@
 //! Gradients that are no numbers.
 
-use burn::module::{ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Tensor, TensorData, backend::Backend};
-use burn_gradient_release::{
-    NormClipping, Outcome, Recompute, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
-    WithGradientRelease,
-};
-
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size, Transformer};
-use crate::harness::run::{RATE, Start, armed_step};
-use crate::harness::{Release as R, Weights};
+use crate::harness::prelude::*;
 
 type Adam = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
 
@@ -213,7 +203,7 @@ fn weights_are_not_looked_at() {
     }
 
     let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-    let model = burn::module::Module::<R>::map(model, &mut Plant);
+    let model = Module::<R>::map(model, &mut Plant);
     let mut optim = optim().with_non_finite_stop();
     let sum = |model: &MlpModel<R>| {
         let sums = model.layers.iter().map(|layer| layer.weight.val().sum());

@@ -1,22 +1,12 @@
 //! Clipped gradients against values of others: the model and the step of this line of Burn.
 
-use burn::backend::Flex;
-use burn::module::{Module, Param};
-use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
-use burn_gradient_release::{
-    AdaptiveClippingConfig, AutoClipConfig, NormClipping, ReleaseOptimizer, WithGradientRelease,
-    ZClipConfig,
-};
+use burn_gradient_release::{AdaptiveClippingConfig, AutoClipConfig, ZClipConfig};
 
 use self::cases::Values;
-use crate::harness::Release;
+use crate::harness::prelude::*;
 
 #[path = "../reference/clipping.rs"]
 mod cases;
-
-type R = Release<Flex>;
 
 fn tensor<const D: usize>(values: &Values) -> Tensor<R, D> {
     let data = TensorData::new(values.values.clone(), values.shape.clone());

@@ -1,16 +1,11 @@
 //! Each call at each moment of a step in two passes.
 
-use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_gradient_release::{
-    AdaptiveClippingConfig, AutoClipConfig, GroupOptions, LossScalerConfig, NormClipping,
-    ParamGroup, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-    ZClipConfig,
+    AdaptiveClippingConfig, AutoClipConfig, GradientRecord, LossScalerConfig, Refused, ZClipConfig,
 };
 
 use super::by_hand::clip_global;
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
-use crate::harness::run::{RATE, Start};
-use crate::harness::{Plain as P, Release as R, Weights};
+use crate::harness::prelude::*;
 
 type Model = MlpModel<R>;
 type Adam = ReleaseOptimizer<burn::optim::Adam, Model, R>;
@@ -218,6 +213,47 @@ fn an_owned_rate_steps_in_two_passes() {
         (model, _) = optim.two_passes(rate, model, |model| Mlp::loss::<R>(model, Size::Small, 0));
         assert!(!optim.is_armed());
         Weights::of::<R, _>(&model).assert_same(&expected(&start, steps), "owned");
+    }
+}
+
+/// What a rule has seen goes on from its record. (That each tensor has a history of its own:
+/// [`reference`](super::reference).)
+#[test]
+fn a_rule_goes_on_from_its_record() {
+    let start = Start::new::<Mlp>(Size::Small);
+    for rule in [
+        NormClipping::AutoClip(AutoClipConfig::new().with_percentile(25.0)),
+        NormClipping::ZClip(ZClipConfig::new().with_warm_up(2)),
+    ] {
+        let new = || {
+            let optim = AdamConfig::new().init().with_gradient_release();
+            optim.with_norm_clipping(rule)
+        };
+        let run = |carry: Option<fn(GradientRecord) -> GradientRecord>| {
+            let (mut model, mut optim): (_, Adam) = (start.model::<Mlp, R>(), new());
+            for step in 0..8 {
+                if let Some(carry) = carry.filter(|_| step == 4) {
+                    let record = carry(optim.gradient_record());
+                    let states = optim.to_record();
+                    optim = new().load_gradient_record(record).load_record(states);
+                }
+                let spike = if step % 3 == 2 { 40.0 } else { 1.0 };
+                let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, step) * spike;
+                model = match rule.needs_two_passes() {
+                    true => optim.two_passes(RATE, model, loss).0,
+                    false => armed_step(RATE, model, &mut optim, loss),
+                };
+            }
+            Weights::of::<R, _>(&model)
+        };
+        let whole = run(None);
+        let carried = run(Some(|record| {
+            let saved = serde_json::to_string(&record).unwrap();
+            serde_json::from_str(&saved).unwrap()
+        }));
+        carried.assert_same(&whole, format!("{rule:?}"));
+        let lost = run(Some(|_| adam().gradient_record()));
+        lost.assert_moved(&whole, format!("{rule:?}: a record of nothing"));
     }
 }
 

@@ -6,23 +6,11 @@
 
 mod operations;
 
-use burn::backend::Flex;
-use burn::backend::autodiff::checkpoint::strategy::{
-    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
-};
-use burn::module::{Module, Param};
-use burn::optim::AdamConfig;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, TensorData};
-use burn_gradient_release::WithGradientRelease;
-
 use self::operations::{
     EVENTS, Event, FusedOps, Matrix, fused, fused_transposed, gated, note, second,
 };
 use crate::harness::noise::reseed;
-use crate::harness::run::{self, assert_run_released, assert_same_steps, trainable};
-use crate::harness::weights::{load, save};
-use crate::harness::{Hooked, Plain, Recipe, Release, noise, scopes};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 6;
 const WIDTH: usize = 8;

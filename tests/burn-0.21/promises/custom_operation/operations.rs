@@ -2,16 +2,15 @@
 
 use std::cell::RefCell;
 
-use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, binary, broadcast_shape};
 use burn::backend::autodiff::{Autodiff, NodeId};
-use burn::tensor::backend::Backend;
 use burn::tensor::ops::{ActivationOps, FloatTensor, FloatTensorOps};
-use burn::tensor::{Shape, Tensor, TensorMetadata, TensorPrimitive};
+use burn::tensor::{Shape, TensorMetadata, TensorPrimitive};
 use burn_gradient_release::{GradientRelease, ReleaseTensor};
+
+use crate::harness::prelude::*;
 
 /// Burn's backend, extended by operations.
 pub(super) trait FusedOps: Backend {

@@ -11,14 +11,14 @@ use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 use super::Metered;
 use super::device_memory::{Device, P, R, memory};
 use crate::harness::Weights;
-use crate::harness::learner::{RegressionModel, Renderer, Strategy, Training, WeightLog};
+use crate::harness::learner::{RegressionModel, Renderer, Strategy, Task, Training, WeightLog};
 use crate::harness::memory::parameter_bytes;
-use crate::harness::models::{Regression, Size};
-use crate::harness::run::{RATE, Start};
+use crate::harness::models::Size;
+use crate::harness::run::RATE;
 
 /// The weights at the end, and the peaks that were shown, in bytes, where there was one.
 fn train<B, O>(
-    start: &Start,
+    task: &Task,
     optim: O,
     monitor: &StepMonitor,
     strategy: Option<Strategy<B, f64, RegressionModel<B>, O>>,
@@ -47,7 +47,7 @@ where
     if let Some(strategy) = strategy {
         supervised = supervised.with_training_strategy(strategy);
     }
-    let model = start.model::<Regression, B>();
+    let model = task.model::<B>();
     let result = supervised.launch(Learner::new(model, optim, RATE));
     let shown = renderer.train("Peak Memory");
     let peaks = shown
@@ -60,11 +60,11 @@ where
 #[test]
 fn the_metric_shows_the_peak_of_the_device() {
     let memory = memory();
-    let start = Start::new::<Regression>(Size::Large);
+    let task = Task::large();
     let floor = memory.usage().in_use;
     memory.reset_peak();
     let (expected, unknown) =
-        train::<P, _>(&start, AdamConfig::new().init(), &StepMonitor::new(), None);
+        train::<P, _>(&task, AdamConfig::new().init(), &StepMonitor::new(), None);
     let plain = (memory.peak().in_use - floor) as f64;
     assert!(unknown.iter().all(Option::is_none), "{unknown:?}");
 
@@ -72,10 +72,10 @@ fn the_metric_shows_the_peak_of_the_device() {
     let monitor = StepMonitor::new().with_memory(memory);
     let strategy = GradientReleaseStrategy::new(Device::default()).with_monitor(monitor.clone());
     let optim = AdamConfig::new().init().with_gradient_release();
-    let (weights, shown) = train::<R, _>(&start, optim, &monitor, Some(strategy.into()));
+    let (weights, shown) = train::<R, _>(&task, optim, &monitor, Some(strategy.into()));
     assert_eq!(weights, expected, "the same run");
 
-    let (parameters, _) = parameter_bytes::<P, _>(&start.model::<Regression, P>());
+    let (parameters, _) = parameter_bytes::<P, _>(&task.model::<P>());
     let parameters = parameters as f64;
     let peak = shown.iter().flatten().copied().fold(0.0, f64::max) - floor;
     println!("P {parameters}; peak: plain {plain}, release {peak}; shown {shown:?}");

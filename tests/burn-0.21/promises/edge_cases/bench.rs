@@ -1,16 +1,10 @@
 //! What the edge cases share: a small model, its optimizer, and what plain Burn makes of both.
 
-use burn::module::AutodiffModule;
-use burn::optim::{Adam, AdamConfig, GradientsParams};
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
-
 pub(super) use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
 pub(super) use crate::harness::run::{self, RATE, Start, Trajectory};
-use crate::harness::{Plain, Release, Weights, turn};
 
 use super::Inner;
+use crate::harness::prelude::*;
 
 /// Plain Burn, the reference.
 pub(super) type P = Plain<Inner>;

@@ -2,18 +2,10 @@
 
 use core::marker::PhantomData;
 
-use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn::module::{Module, Param};
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::activation::relu;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor};
-use burn_gradient_release::{StepReport, WithGradientRelease};
 
-use super::{Inner, P, R, RATE, Scenario, Size, TOLERANCE, adam, bench, loss, run, start, weights};
-use crate::harness::models::{Recurrent, Tied};
-use crate::harness::run::{assert_run_released, outcomes, trainable};
-use crate::harness::{Hooked, Recipe, Release, Weights, noise};
+use super::{Inner, P, R, TOLERANCE, adam, start};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 5;
 
@@ -24,24 +16,6 @@ fn same<U: Uses>() -> Vec<StepReport> {
     let recipe = AdamWConfig::new().with_weight_decay(0.1);
     let start = start::<Of<U>>();
     run::compare::<Of<U>, _, Inner, NoCheckpointing>(&start, &recipe, STEPS, 0.0).1
-}
-
-/// Each parameter is stepped once in each step, as often as it is used.
-#[track_caller]
-fn step_once<S: Scenario>() {
-    let recipe = Hooked::new();
-    let start = start::<S>();
-    let parameters = trainable::<R, _>(&start.model::<S, R>());
-    let (_, reports) = run::compare::<S, _, Inner, NoCheckpointing>(&start, &recipe, STEPS, 0.0);
-    assert_run_released(&reports, parameters);
-    // By plain Burn and by release.
-    assert_eq!(recipe.calls(), 2 * STEPS as usize * parameters);
-}
-
-#[test]
-fn a_weight_used_several_times_steps_once_after_the_last_contribution() {
-    step_once::<Tied>();
-    step_once::<Recurrent>();
 }
 
 /// Matrices and vectors, of which [`Uses`] make a loss.
@@ -124,7 +98,7 @@ fn unused_parameters_get_no_state_and_no_decay() {
     };
     let untouched = spare(&model);
     for step in 0..3 {
-        model = run::armed_step(RATE, model, &mut optim, |model| {
+        model = armed_step(RATE, model, &mut optim, |model| {
             Of::<Spare>::loss(model, Size::Small, step)
         });
         Weights::of::<R, _>(&model).assert_near(
@@ -167,26 +141,6 @@ fn uses_that_do_not_reach_the_loss_do_not_hold_a_parameter_back() {
     for report in same::<DeadUses>() {
         let [released, late, ordinary, unused] = outcomes(&report);
         assert_eq!([released + late, ordinary, unused], [2, 0, 3]);
-    }
-}
-
-/// Before the arming that counts and after it, before the real one and after it; dropped before
-/// backward and when the step is over.
-#[test]
-fn forward_passes_that_are_thrown_away_change_nothing() {
-    let (mut model, mut optim, expected) = bench(STEPS);
-    for step in 0..STEPS {
-        model = optim.arm(RATE, model);
-        let stale = loss(&model, step + 50);
-        model = optim.arm(RATE, model);
-        drop(loss(&model, step + 60));
-        let real = loss(&model, step);
-        let discarded = loss(&model, step + 70);
-        drop(loss(&model, step + 80));
-        let grads = GradientsParams::from_grads(real.backward(), &model);
-        model = optim.step(RATE, model, grads);
-        drop((stale, discarded));
-        weights(&model).assert_near(&expected.steps[step as usize], TOLERANCE, step);
     }
 }
 

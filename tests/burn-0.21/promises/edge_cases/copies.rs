@@ -2,17 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::{AutodiffModule, Module};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn_gradient_release::Outcome;
-
 use super::{
-    Inner, Mlp, MlpModel, Model, P, PARAMETERS, R, RATE, TOLERANCE, adam, armed_step, bench,
-    gradients, loss, run, start, weights,
+    Inner, Model, P, PARAMETERS, R, TOLERANCE, adam, armed_step, bench, gradients, loss, start,
+    weights,
 };
-use crate::harness::Weights;
-use crate::harness::run::{assert_all_released, outcomes};
-use crate::harness::weights::{load, save};
+use crate::harness::prelude::*;
 
 /// What was taken of a model, in every way, and the values that it has to have.
 struct Taken {
@@ -98,6 +92,16 @@ fn a_copy_can_be_trained_on() {
         TOLERANCE,
         "training goes on with the copy",
     );
+
+    // If the armed model is gone, its gradients are those of an ordinary one.
+    let (model, mut optim, expected) = bench(1);
+    let model = optim.arm(RATE, model);
+    let (copy, loss) = (model.clone(), loss(&model, 0));
+    drop(model);
+    let grads = GradientsParams::from_grads(loss.backward(), &copy);
+    assert_eq!(grads.len(), PARAMETERS);
+    let copy = optim.step(RATE, copy, grads);
+    weights(&copy).assert_near(&expected.steps[0], TOLERANCE, "an ordinary step");
 }
 
 #[test]
@@ -117,7 +121,7 @@ fn a_fork_of_an_armed_model_is_its_own_model() {
     weights(&model).assert_near(&expected.steps[0], TOLERANCE, "the original");
     weights(&fork).assert_near(&expected.first, TOLERANCE, "the fork");
     let mut ordinary = AdamConfig::new().init::<R, Model>();
-    let fork = run::ordinary_step(RATE, fork.clone(), &mut ordinary, loss(&fork, 0));
+    let fork = ordinary_step(RATE, fork.clone(), &mut ordinary, loss(&fork, 0));
     weights(&fork).assert_near(&expected.steps[0], TOLERANCE, "the fork, trained");
 }
 
@@ -191,7 +195,7 @@ fn no_grad_on_an_armed_model_stops_its_training() {
     let model = optim.arm(RATE, model).no_grad();
     assert!(!model.layers[0].weight.is_require_grad());
     // A loss needs something to be differentiated by.
-    let input = crate::harness::noise::<R, 2>(0, [2, 8], &Default::default()).require_grad();
+    let input = noise::<R, 2>(0, [2, 8], &Default::default()).require_grad();
     let output = model.layers[0].forward(input.clone()).sum();
     let mut grads = output.backward();
     assert!(input.grad(&grads).is_some());

@@ -1,18 +1,10 @@
 //! Not using release for a while, or no more: what is left is plain Burn in the same state.
 
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{
-    Adam, AdamConfig, GradientsAccumulator, GradientsParams, MultiGradientsParams, Optimizer,
-};
-use burn::tensor::backend::{AutodiffBackend, BackendTypes, DeviceOps};
-use burn_gradient_release::WithGradientRelease;
+use burn::optim::MultiGradientsParams;
+use burn::tensor::backend::DeviceOps;
 
-use super::{
-    Mlp, MlpModel, Model, P, PARAMETERS, R, RATE, adam, armed_step, bench, gradients, loss, run,
-    start, weights,
-};
-use crate::harness::Weights;
-use crate::harness::run::outcomes;
+use super::{Model, P, PARAMETERS, R, adam, armed_step, bench, gradients, loss, start, weights};
+use crate::harness::prelude::*;
 
 #[test]
 fn release_starts_and_ends_in_mid_run() {
@@ -20,7 +12,7 @@ fn release_starts_and_ends_in_mid_run() {
     let mut adaptor = AdamConfig::new().init::<R, Model>();
     let ordinary = |model: Model, adaptor: &mut OptimizerAdaptor<Adam, Model, R>, step| {
         let loss = loss(&model, step);
-        let model = run::ordinary_step(RATE, model, adaptor, loss);
+        let model = ordinary_step(RATE, model, adaptor, loss);
         weights(&model).assert_same(&expected.steps[step as usize], step);
         model
     };

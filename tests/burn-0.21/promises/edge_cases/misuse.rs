@@ -5,19 +5,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use burn::module::{Module, Param};
-use burn::optim::{AdamConfig, GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{Backend, BackendTypes, DeviceOps};
-use burn_gradient_release::{
-    Recompute, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::optim::{LearningRate, MultiGradientsParams};
+use burn::tensor::backend::DeviceOps;
+use burn_gradient_release::Refused;
 
 use super::{
-    Inner, Mlp, Model, P, PARAMETERS, R, RATE, adam, armed_step, bench, gradients, loss, run,
-    start, weights,
+    Inner, Model, P, PARAMETERS, R, adam, armed_step, bench, gradients, loss, start, weights,
 };
-use crate::harness::{Hooked, Recipe, Weights, noise};
+use crate::harness::prelude::*;
 
 /// The model and the error of a call that has to be refused.
 #[track_caller]
@@ -238,7 +233,7 @@ fn a_panic_half_way_is_told_until_a_checkpoint_is_loaded() {
     let model = model.load_record(start.model::<Mlp, R>().into_record());
     let loss = |model: &_, step| loss::<R>(model, step);
     let (again, _) = run::armed(model, &mut optim, 2, &loss);
-    run::assert_same_steps(&again.steps, &expected.steps, "from the checkpoint");
+    assert_same_steps(&again.steps, &expected.steps, "from the checkpoint");
 }
 
 #[test]

@@ -1,17 +1,9 @@
 //! Other precisions, and values that are no numbers.
 
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamConfig, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, FloatDType, Tensor};
-use burn_gradient_release::WithGradientRelease;
+use burn::tensor::{DType, FloatDType};
 
-use super::{
-    Inner, Mlp, MlpModel, P, PARAMETERS, R, Scenario, Size, TOLERANCE, adam, loss, run, start,
-};
-use crate::harness::noise;
-use crate::harness::run::assert_run_released;
+use super::{Inner, P, PARAMETERS, R, TOLERANCE, adam, loss, start};
+use crate::harness::prelude::*;
 
 /// A precision of 16 bits that the backend computes in.
 fn half() -> FloatDType {

@@ -1,13 +1,7 @@
 //! A model and an optimizer in the hands of an owner that keeps them private, as a `Learner` does.
 
-use burn::module::Module;
-use burn::optim::{GradientsParams, Optimizer};
-use burn::tensor::backend::BackendTypes;
-use burn_gradient_release::ReleaseError;
-
-use super::{Model, Optim, PARAMETERS, R, RATE, adam, armed_step, bench, gradients, weights};
-use crate::harness::Weights;
-use crate::harness::run::assert_all_released;
+use super::{Model, Optim, PARAMETERS, R, adam, armed_step, bench, gradients, weights};
+use crate::harness::prelude::*;
 
 type Device = <R as BackendTypes>::Device;
 

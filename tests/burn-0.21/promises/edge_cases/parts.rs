@@ -1,16 +1,9 @@
 //! Optimizers and models that do not cover each other: subsets, several of each, several losses.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::activation::{relu, sigmoid};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{GroupOptions, Outcome, ParamGroup, WithGradientRelease};
+use burn::tensor::activation::relu;
 
-use super::{P, R, RATE, Scenario, Size, TOLERANCE, adam, run, start};
-use crate::harness::run::outcomes;
-use crate::harness::{Weights, noise};
+use super::{P, R, TOLERANCE, adam, start};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 5;
 
@@ -117,9 +110,9 @@ fn two_losses_and_a_shared_encoder() {
     for step in 0..STEPS {
         for head in 0..2 {
             let loss = plain.loss_of(head, step);
-            plain = run::ordinary_step(RATE, plain, &mut plain_optims[head], loss);
+            plain = ordinary_step(RATE, plain, &mut plain_optims[head], loss);
             let optim = &mut optims[head];
-            model = run::armed_step(RATE, model, optim, |model| model.loss_of(head, step));
+            model = armed_step(RATE, model, optim, |model| model.loss_of(head, step));
             assert_eq!(outcomes(&optim.last_step().expect("a step")), [4, 0, 0, 2]);
         }
         Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, step);
@@ -137,7 +130,7 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
     let start = start::<TwoHeads>();
     let plain = start.model::<TwoHeads, P>();
     let loss = loss_of(&plain.parts[1]) + loss_of(&plain.parts[2]);
-    let plain = run::ordinary_step(RATE, plain, &mut AdamConfig::new().init(), loss);
+    let plain = ordinary_step(RATE, plain, &mut AdamConfig::new().init(), loss);
 
     let mut optim = adam();
     let model = optim.arm(RATE, start.model::<TwoHeads, R>());
@@ -177,61 +170,5 @@ fn gradients_of_a_frozen_part_need_not_be_collected() {
         Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&expected), "both heads");
         let report = optim.last_step().expect("a step");
         assert_eq!(report.count(Outcome::Frozen), 2, "{collects_all}");
-    }
-}
-
-/// Trains a generator and a discriminator, each by an optimizer and a loss of its own. Returns the
-/// weights of both after each step.
-fn adversarial<B, O>(
-    [mut generator, mut discriminator, _]: [Linear<B>; 3],
-    mut optims: [O; 2],
-    arm: fn(&mut O, Linear<B>) -> Linear<B>,
-) -> Vec<[Weights; 2]>
-where
-    B: AutodiffBackend,
-    O: Optimizer<Linear<B>, B>,
-{
-    let mut weights = Vec::new();
-    for step in 0..STEPS {
-        let real = noise::<B, 2>(step + 500, [3, 4], &B::Device::default());
-        let z = noise::<B, 2>(step, [3, 4], &B::Device::default());
-        let score = |judge: &Linear<B>, x: Tensor<B, 2>| sigmoid(judge.forward(x)).mean();
-
-        discriminator = arm(&mut optims[1], discriminator);
-        let fake = generator.forward(z.clone()).tanh().detach();
-        let loss = score(&discriminator, fake) - score(&discriminator, real);
-        discriminator = run::ordinary_step(RATE, discriminator, &mut optims[1], loss);
-
-        let before = Weights::of::<B, _>(&discriminator);
-        generator = arm(&mut optims[0], generator);
-        let fake = generator.forward(z).tanh();
-        let mut grads = score(&discriminator, fake).neg().backward();
-        // The discriminator is not armed now: its gradients come back, and it stays as it is.
-        assert!(discriminator.weight.grad(&grads).is_some());
-        let grads = GradientsParams::from_module(&mut grads, &generator);
-        generator = optims[0].step(RATE, generator, grads);
-        let after = Weights::of::<B, _>(&discriminator);
-        after.assert_same(&before, "the discriminator");
-        weights.push([Weights::of::<B, _>(&generator), after]);
-    }
-    weights
-}
-
-#[test]
-fn two_models_and_two_losses() {
-    let start = start::<TwoHeads>();
-    let optims = [(); 2].map(|()| AdamConfig::new().init::<P, Linear<P>>());
-    let models = start.model::<TwoHeads, P>().parts;
-    let expected = adversarial(models, optims, |_, model| model);
-    let optims = [(); 2].map(|()| adam::<Linear<R>>());
-    let models = start.model::<TwoHeads, R>().parts;
-    let given = adversarial(models, optims, |optim, model| optim.arm(RATE, model));
-    for (step, (given, expected)) in given.iter().zip(&expected).enumerate() {
-        given[0].assert_near(&expected[0], TOLERANCE, format!("generator, step {step}"));
-        given[1].assert_near(
-            &expected[1],
-            TOLERANCE,
-            format!("discriminator, step {step}"),
-        );
     }
 }

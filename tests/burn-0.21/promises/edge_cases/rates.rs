@@ -2,16 +2,9 @@
 
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSchedulerConfig};
-use burn::optim::{AdamConfig, Optimizer};
-use burn_gradient_release::{Outcome, ReleaseError};
 
-use super::{
-    Mlp, Model, Optim, P, PARAMETERS, R, RATE, Start, Trajectory, adam, bench, gradients, loss,
-    run, start, weights,
-};
-use crate::harness::Weights;
-use crate::harness::run::{assert_all_released, assert_same_steps, ordinary_step};
-use crate::harness::weights::{load, save};
+use super::{Model, Optim, P, PARAMETERS, R, adam, bench, gradients, loss, start, weights};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 8;
 
@@ -53,7 +46,6 @@ fn unchanged_loop(
 }
 
 /// The first step is ordinary, for nothing armed the model; from then on every one is released.
-/// (All schedulers of Burn are in [`owned_schedulers`](crate::owned_schedulers).)
 #[test]
 fn an_owned_rate_leaves_the_loop_unchanged() {
     let start = start::<Mlp>();
@@ -80,26 +72,39 @@ fn an_owned_rate_leaves_the_loop_unchanged() {
 
 /// Where torchtune and optimi drift: after a resume the hooks kept the old rate.
 #[test]
-fn a_scheduler_outside_arms_at_its_rate_and_resumes() {
+fn a_scheduler_outside_or_owned_steps_at_its_rate_and_resumes() {
+    type Rates = CosineAnnealingLrScheduler;
+
     let start = start::<Mlp>();
     let expected = plain(&start, cosine());
-    let mut model = start.model::<Mlp, R>();
-    let mut optim = adam();
-    let mut rates = cosine();
-    for (step, expected) in expected.iter().enumerate() {
-        if step == 4 {
-            // As another process would start.
-            let saved = save::<R, _>(model);
-            model = load::<R, _>(start.model::<Mlp, R>(), &saved, &Default::default());
-            optim = adam().load_record(optim.to_record());
-            rates = cosine().load_record::<R>(rates.to_record::<R>());
+    for is_owned in [false, true] {
+        let new = |rates: Rates| match is_owned {
+            true => adam().with_lr_scheduler(rates),
+            false => adam(),
+        };
+        let mut model = start.model::<Mlp, R>();
+        let (mut optim, mut rates) = (new(cosine()), cosine());
+        for (step, expected) in expected.iter().enumerate() {
+            if step == 4 {
+                // As another process would start: from what the records say.
+                let saved = save::<R, _>(model);
+                model = load::<R, _>(start.model::<Mlp, R>(), &saved, &Default::default());
+                let owned = optim.lr_scheduler::<Rates>();
+                assert_eq!(owned.is_some(), is_owned);
+                let record = owned.unwrap_or(&rates).to_record::<R>();
+                rates = cosine().load_record::<R>(record);
+                optim = new(rates).load_record(optim.to_record());
+            }
+            let rate = rates.step();
+            if let Some(next) = optim.next_learning_rate() {
+                assert_eq!(next.to_bits(), rate.to_bits(), "step {step}");
+            }
+            model = armed_step(rate, model, &mut optim, |model| loss(model, step as u64));
+            weights(&model).assert_same(expected, step);
+            let report = optim.last_step().expect("a step was taken");
+            assert_all_released(&report, PARAMETERS);
+            assert_eq!(report.learning_rate(), rate);
         }
-        let rate = rates.step();
-        model = run::armed_step(rate, model, &mut optim, |model| loss(model, step as u64));
-        weights(&model).assert_same(expected, step);
-        let report = optim.last_step().expect("a step was taken");
-        assert_all_released(&report, PARAMETERS);
-        assert_eq!(report.learning_rate(), rate);
     }
 }
 

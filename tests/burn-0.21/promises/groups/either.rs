@@ -1,25 +1,13 @@
 //! Several kinds of optimizer as one: what each steps is what it steps in plain Burn by itself, and
 //! the one record passes to those of plain Burn and back.
 
-use burn::backend::Flex;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdamW, GradientsParams, Muon, MuonConfig, Optimizer, Sgd, SgdConfig, SimpleOptimizer,
-};
-use burn::record::{
-    BinBytesRecorder, BinFileRecorder, FullPrecisionSettings, NamedMpkBytesRecorder,
-    NamedMpkFileRecorder, Record, Recorder,
-};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn_gradient_release::{Either, GroupOptions, ParamGroup, ReleaseOptimizer};
+use burn::optim::{AdamW, Muon, MuonConfig};
+use burn::record::Record;
+use burn_gradient_release::Either;
 
-use super::parts::{adamw, having, part};
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
-use crate::harness::run::{RATE, Start, armed_step};
-use crate::harness::weights::readable;
-use crate::harness::{Plain as P, Release as R, Weights};
+use super::parts::{adamw, part};
+use crate::harness::prelude::*;
+use crate::harness::weights::through_recorders;
 
 type Model = MlpModel<P>;
 type Adaptor<O> = OptimizerAdaptor<O, Model, P>;
@@ -28,6 +16,7 @@ type Both = Either<Muon<Flex>, AdamW>;
 /// For three kinds, nested.
 type Three = Either<Sgd<Flex>, Both>;
 type Released = ReleaseOptimizer<Three, MlpModel<R>, R>;
+type States = <Released as Optimizer<MlpModel<R>, R>>::Record;
 
 fn sgd() -> Adaptor<Sgd<Flex>> {
     let momentum = MomentumConfig::new();
@@ -68,7 +57,7 @@ impl ByHand {
     fn step(&mut self, model: Model, step: u64) -> Model {
         let loss = Mlp::loss::<P>(&model, Size::Small, step);
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
-        let mut of = |text| part(&model, &mut grads, &having::<P, _>(&model, &[text]));
+        let mut of = |text| part(&model, &mut grads, &[text]);
         let (last, matrices) = (of("layers.2."), of("weight"));
         let model = self.sgd.step(RATE, model, last);
         let model = self.muon.step(RATE, model, matrices);
@@ -77,34 +66,9 @@ impl ByHand {
 }
 
 /// A record as another backend reads it.
-fn carry<A: Backend, B: Backend, Y: Record<B>>(record: impl Record<A>) -> Y {
-    let bytes = BinBytesRecorder::<FullPrecisionSettings>::default();
-    let saved = Recorder::<A>::record(&bytes, record, ()).expect("recorded");
-    Recorder::<B>::load(&bytes, saved, &Default::default()).expect("loaded")
-}
-
-/// Through every recorder of Burn that carries optimizers.
-fn carried<X: Record<R> + Clone>(record: &X) -> Vec<X> {
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    macro_rules! through {
-        ($recorder:ident, $args:expr) => {{
-            let recorder = $recorder::<FullPrecisionSettings>::default();
-            let saved = Recorder::<R>::record(&recorder, record.clone(), $args).expect("recorded");
-            (recorder, saved)
-        }};
-    }
-    let device = Default::default();
-    let (bin, bytes) = through!(BinBytesRecorder, ());
-    let from_bin = Recorder::<R>::load(&bin, bytes, &device);
-    let (named, bytes) = through!(NamedMpkBytesRecorder, ());
-    let from_named = Recorder::<R>::load(&named, bytes, &device);
-    let (bin, ()) = through!(BinFileRecorder, folder.path().join("bin"));
-    let from_bin_file = Recorder::<R>::load(&bin, folder.path().join("bin"), &device);
-    let (named, ()) = through!(NamedMpkFileRecorder, folder.path().join("named"));
-    let from_named_file = Recorder::<R>::load(&named, folder.path().join("named"), &device);
-    [from_bin, from_named, from_bin_file, from_named_file]
-        .map(|record| record.expect("loaded"))
-        .into()
+fn carry<A: Backend, B: Backend, Y: Record<B>>(record: impl Record<A> + Clone) -> Y {
+    let [carried, ..] = through_recorders::<A, B, _, Y>(|| record.clone());
+    carried
 }
 
 #[test]
@@ -117,7 +81,7 @@ fn each_kind_steps_as_by_itself_and_checkpoints_pass_both_ways() {
             // A state that came from a file is as good as one that was kept.
             5 => {
                 let record = optim.to_record();
-                for carried in carried(&record) {
+                for carried in through_recorders::<R, R, _, States>(|| record.clone()) {
                     let state = readable::<R, _>(record.clone());
                     assert_eq!(readable::<R, _>(carried.clone()), state);
                     optim = released().load_record(carried);

@@ -8,19 +8,14 @@ use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
-use burn::module::ParamId;
 use burn::optim::LearningRate;
 use burn::record::{
     BinBytesRecorder, FullPrecisionSettings, HalfPrecisionSettings, NamedMpkBytesRecorder,
     NamedMpkFileRecorder, Recorder,
 };
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn_gradient_release::{
-    ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
-};
+use burn_gradient_release::{ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord};
 
-use crate::harness::{Plain, Release};
+use crate::harness::prelude::*;
 
 /// One scheduler of each kind, and the paths that they are for. The first one is the base.
 const PATHS: [&str; 7] = [

@@ -1,18 +1,15 @@
 //! Which parameters a [`ParamGroup`] matches.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::norm::{Normalization, NormalizationConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig,
-    InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm,
-    LstmConfig, PRelu, PReluConfig, RmsNorm, RmsNormConfig,
+    InstanceNorm, InstanceNormConfig, Lstm, LstmConfig, PRelu, PReluConfig, RmsNorm, RmsNormConfig,
 };
-use burn::tensor::backend::Backend;
-use burn::tensor::{Int, Tensor};
-use burn_gradient_release::{ParamGroup, ParamGroupError};
+use burn_gradient_release::ParamGroupError;
 
-use crate::harness::Release;
+use super::parts::paths;
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
@@ -73,39 +70,6 @@ impl<B: Backend> Model<B> {
             },
         }
     }
-}
-
-/// The paths of a model by Burn's own means of storing models, which the groups must agree with.
-struct Paths {
-    names: Vec<String>,
-    found: Vec<(String, ParamId)>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for Paths {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.names.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        self.found.push((self.names.join("."), param.id));
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-        self.found.push((self.names.join("."), param.id));
-    }
-}
-
-fn paths<M: Module<Release>>(model: &M) -> Vec<(String, ParamId)> {
-    let mut paths = Paths {
-        names: Vec::new(),
-        found: Vec::new(),
-    };
-    model.visit(&mut paths);
-    paths.found
 }
 
 /// The paths of the parameters that are in the group, in the order of the model.

@@ -1,58 +1,57 @@
 //! Plain Burn with an optimizer for each part of a model.
 
-use burn::backend::Flex;
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, SimpleOptimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
+use burn::optim::AdamW;
 use serde_json::Value;
 
-use crate::harness::Plain as P;
-use crate::harness::weights::readable;
+use crate::harness::prelude::*;
 
-/// The parameters whose path has one of these texts.
-pub(crate) fn having<B: AutodiffBackend, M: Module<B>>(model: &M, texts: &[&str]) -> Vec<ParamId> {
-    struct Find<'a> {
-        path: Vec<String>,
-        texts: &'a [&'a str],
-        found: Vec<ParamId>,
+/// The parameters of a model with their paths, by Burn's own means of storing models.
+pub(crate) fn paths<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, ParamId)> {
+    #[derive(Default)]
+    struct Paths {
+        names: Vec<String>,
+        found: Vec<(String, ParamId)>,
     }
 
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_> {
+    impl<B: Backend> ModuleVisitor<B> for Paths {
         fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
+            self.names.push(name.into());
         }
 
         fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
+            self.names.pop();
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let path = self.path.join(".");
-            if self.texts.iter().any(|text| path.contains(text)) {
-                self.found.push(param.id);
-            }
+            self.found.push((self.names.join("."), param.id));
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+            self.found.push((self.names.join("."), param.id));
         }
     }
 
-    let mut find = Find {
-        path: Vec::new(),
-        texts,
-        found: Vec::new(),
-    };
-    model.visit(&mut find);
-    find.found
+    let mut paths = Paths::default();
+    model.visit(&mut paths);
+    paths.found
 }
 
-/// Moves the gradients of some parameters into a container of their own.
+/// The parameters whose path has one of these texts.
+pub(crate) fn having<B: Backend, M: Module<B>>(model: &M, texts: &[&str]) -> Vec<ParamId> {
+    let has = |path: &str| texts.iter().any(|text| path.contains(text));
+    let found = paths(model).into_iter().filter(|(path, _)| has(path));
+    found.map(|(_, id)| id).collect()
+}
+
+/// Moves the gradients of the parameters whose path has one of these texts into a container of
+/// their own.
 pub(crate) fn part<M: Module<P>>(
     model: &M,
     grads: &mut GradientsParams,
-    ids: &[ParamId],
+    texts: &[&str],
 ) -> GradientsParams {
     struct Take<'a> {
-        ids: &'a [ParamId],
+        ids: Vec<ParamId>,
         from: &'a mut GradientsParams,
         part: GradientsParams,
     }
@@ -68,7 +67,7 @@ pub(crate) fn part<M: Module<P>>(
     }
 
     let mut visitor = Take {
-        ids,
+        ids: having::<P, M>(model, texts),
         from: grads,
         part: GradientsParams::new(),
     };
@@ -89,8 +88,7 @@ impl<O: SimpleOptimizer<Flex>, M: AutodiffModule<P>> Parts<'_, O, M> {
     /// Parts that come first take a parameter.
     pub(crate) fn step(&mut self, mut model: M, mut grads: GradientsParams) -> M {
         for (texts, optim, rate) in &mut self.parts {
-            let ids = having::<P, M>(&model, texts);
-            let part = part(&model, &mut grads, &ids);
+            let part = part(&model, &mut grads, texts);
             assert!(!part.is_empty());
             model = optim.step(*rate, model, part);
         }

@@ -1,17 +1,10 @@
 //! Groups that are not those of the model, and rates that are not those of the step.
 
 use burn::lr_scheduler::LrScheduler;
-use burn::module::ParamId;
-use burn::optim::{GradientsParams, SgdConfig};
-use burn_gradient_release::{
-    GroupOptions, LossScalerConfig, ModuleLrScheduler, NormClipping, ParamGroup, ReleaseError,
-    WithGradientRelease,
-};
+use burn_gradient_release::{LossScalerConfig, ModuleLrScheduler};
 
 use super::parts::{adamw, having};
-use crate::harness::models::{Mlp, Scenario, Size, Transformer};
-use crate::harness::run::{RATE, Start, armed_step, trainable};
-use crate::harness::{Release as R, Weights};
+use crate::harness::prelude::*;
 
 /// At whichever call comes first, with the paths that were meant, and nothing has changed.
 #[test]

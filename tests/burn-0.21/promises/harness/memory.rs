@@ -1,7 +1,5 @@
 //! Peak memory of one training step, measured where nothing else allocates.
 
-use std::process::Command;
-
 use burn::backend::{Flex, autodiff::checkpoint::strategy::NoCheckpointing};
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -12,6 +10,7 @@ use burn::tensor::{Tensor, ops::Device};
 use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
 
 use super::models::{Scenario, Size};
+use super::process::only;
 use super::run::{RATE, Start, outcomes, trainable};
 use super::{Plain, Release, Weights};
 use crate::ALLOCATIONS;
@@ -32,12 +31,8 @@ pub(crate) fn alone(test: &str, body: fn()) {
     if std::env::var_os(ALONE).is_some() {
         return body();
     }
-    let this = std::env::current_exe().expect("a test has a path");
-    let output = Command::new(this)
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(ALONE, "1")
-        .output()
-        .expect("a test can be run again");
+    let output = only(test).env(ALONE, "1").output();
+    let output = output.expect("a test can be run again");
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "the measuring process failed");
@@ -45,46 +40,51 @@ pub(crate) fn alone(test: &str, body: fn()) {
     assert!(text.contains("1 passed"), "{test} did not run");
 }
 
-/// Bytes in use at the points that matter, over what was in use before the run.
-#[derive(Clone, Copy, Debug)]
-struct Step {
+/// A training, measured in its last step.
+pub(crate) struct Measured {
+    /// Bytes after the forward pass, over what was in use before the model was there.
     after_forward: usize,
-    peak: usize,
+    /// The most bytes, over the same.
+    pub(crate) peak: usize,
+    /// A number after each step that stands for all weights.
+    pub(crate) weights: Vec<u64>,
 }
 
-/// The last of three steps: by then the optimizer's state exists.
-fn measure<M, B, O>(
-    mut model: M,
-    optim: &mut O,
-    arm: fn(&mut O, M) -> M,
+/// Trains a model for so many steps, and hands its optimizer back. From the second step on, the
+/// states of the optimizer exist.
+pub(crate) fn measured<M, B, O>(
+    steps: u64,
+    make: impl FnOnce() -> (M, O),
+    arm: impl Fn(&mut O, M) -> M,
     loss: impl Fn(&M, u64) -> Tensor<B, 1>,
-    floor: usize,
-) -> (Step, Vec<u64>)
+) -> (Measured, O)
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
 {
-    let mut digests = Vec::new();
-    let mut measured = Step {
+    let floor = ALLOCATIONS.current_usage();
+    let (mut model, mut optim) = make();
+    let mut measured = Measured {
         after_forward: 0,
         peak: 0,
+        weights: Vec::new(),
     };
-    for step in 0..3 {
+    for step in 0..steps {
         ALLOCATIONS.reset_peak_usage();
-        model = arm(optim, model);
+        model = arm(&mut optim, model);
         let loss = loss(&model, step);
-        let after_forward = ALLOCATIONS.current_usage() - floor;
+        measured.after_forward = ALLOCATIONS.current_usage() - floor;
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(RATE, model, grads);
-        let peak = ALLOCATIONS.peak_usage() - floor;
-        measured = Step {
-            after_forward,
-            peak,
-        };
-        digests.push(Weights::of::<B, _>(&model).digest());
+        measured.peak = ALLOCATIONS.peak_usage() - floor;
+        measured.weights.push(Weights::of::<B, _>(&model).digest());
     }
-    (measured, digests)
+    (measured, optim)
+}
+
+pub(crate) fn mib(bytes: usize) -> f64 {
+    bytes as f64 / (1 << 20) as f64
 }
 
 /// The lowest peak that stepping inside backward can have: an optimizer that has Adam's state and
@@ -149,69 +149,57 @@ pub(crate) enum Bound {
     Formula,
 }
 
+type P = Plain<Flex, NoCheckpointing>;
+type R = Release<Flex, NoCheckpointing>;
+
+/// A training with release, each step armed.
+fn released<S: Scenario, O: SimpleOptimizer<Flex> + 'static>(
+    start: &Start,
+    optim: OptimizerAdaptor<O, S::Model<R>, R>,
+    steps: u64,
+) -> (Measured, ReleaseOptimizer<O, S::Model<R>, R>) {
+    measured::<S::Model<R>, R, ReleaseOptimizer<O, _, _>>(
+        steps,
+        || (start.model::<S, R>(), optim.with_gradient_release()),
+        |optim, model| optim.arm(RATE, model),
+        |model, step| S::loss::<R>(model, start.size(), step),
+    )
+}
+
 /// Numbers and memory of the same steps: the weights are plain Burn's, and the peak is what is
 /// there after the forward pass, plus one gradient, plus what Adam needs for one parameter.
 pub(crate) fn saves<S: Scenario>(against: Bound) {
-    type P = Plain<Flex, NoCheckpointing>;
-    type R = Release<Flex, NoCheckpointing>;
     let size = Size::Large;
     let start = Start::new::<S>(size);
 
-    let plain = |floor: usize| {
-        let mut optim = AdamConfig::new().init::<P, S::Model<P>>();
-        let model = start.model::<S, P>();
-        measure(
-            model,
-            &mut optim,
-            |_, model| model,
-            |m, n| S::loss::<P>(m, size, n),
-            floor,
-        )
+    let plain = |steps| {
+        let make = || (start.model::<S, P>(), AdamConfig::new().init());
+        let loss = |model: &_, step| S::loss::<P>(model, size, step);
+        measured::<S::Model<P>, P, _>(steps, make, |_, model| model, loss).0
     };
-    let release = |floor: usize| {
-        let model = start.model::<S, R>();
-        let parameters = trainable::<R, _>(&model);
-        let mut optim = AdamConfig::new()
-            .init::<R, S::Model<R>>()
-            .with_gradient_release();
-        let result = measure(
-            model,
-            &mut optim,
-            |optim, model| optim.arm(RATE, model),
-            |m, n| S::loss::<R>(m, size, n),
-            floor,
-        );
+    let release = |steps| {
+        let parameters = trainable::<R, _>(&start.model::<S, R>());
+        let (measured, optim) = released::<S, _>(&start, AdamConfig::new().init(), steps);
         let [released, late, ..] = outcomes(&optim.last_step().expect("steps were taken"));
         assert_eq!(released + late, parameters);
-        result
-    };
-    let discard = |floor: usize| {
-        let adaptor: OptimizerAdaptor<Discard, S::Model<R>, R> = OptimizerAdaptor::from(Discard);
-        let mut optim: ReleaseOptimizer<_, _, _> = adaptor.with_gradient_release();
-        let model = start.model::<S, R>();
-        measure(
-            model,
-            &mut optim,
-            |optim, model| optim.arm(RATE, model),
-            |m, n| S::loss::<R>(m, size, n),
-            floor,
-        )
+        measured
     };
 
     // Thread pools and caches come into being once, and belong to none of the runs.
-    plain(0);
-    release(0);
-    let (plain, expected) = plain(ALLOCATIONS.current_usage());
-    let (release, weights) = release(ALLOCATIONS.current_usage());
-    let (discard, _) = discard(ALLOCATIONS.current_usage());
+    plain(1);
+    release(1);
+    let (plain, release) = (plain(2), release(2));
+    let (discard, _) = released::<S, _>(&start, OptimizerAdaptor::from(Discard), 2);
 
-    assert_eq!(weights, expected, "weights differ from plain Burn's");
+    assert_eq!(
+        release.weights, plain.weights,
+        "weights differ from plain Burn's"
+    );
 
     let (total, largest) = parameter_bytes::<P, _>(&start.model::<S, P>());
     let ideal = discard.peak + largest;
     let bound = ideal + TEMPORARIES * largest + SLACK;
     let analytic = release.after_forward + largest + TEMPORARIES * largest + SLACK;
-    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     println!(
         "P {:.2}, largest {:.2}; after forward: plain {:.2}, release {:.2}; peak: plain {:.2}, \
          release {:.2}, discard {:.2}; bounds {:.2} and {:.2} MiB",

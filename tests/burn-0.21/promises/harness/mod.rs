@@ -28,3 +28,45 @@ pub(crate) use hooked::Hooked;
 pub(crate) use noise::noise;
 pub(crate) use recipes::Recipe;
 pub(crate) use weights::Weights;
+
+/// What most tests need.
+pub(crate) mod prelude {
+    pub(crate) use burn::backend::Flex;
+    pub(crate) use burn::backend::autodiff::checkpoint::strategy::{
+        BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+    };
+    pub(crate) use burn::grad_clipping::GradientClippingConfig;
+    pub(crate) use burn::module::{
+        AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId,
+    };
+    pub(crate) use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+    pub(crate) use burn::optim::adaptor::OptimizerAdaptor;
+    pub(crate) use burn::optim::decay::WeightDecayConfig;
+    pub(crate) use burn::optim::momentum::MomentumConfig;
+    pub(crate) use burn::optim::{
+        Adam, AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, Sgd,
+        SgdConfig, SimpleOptimizer,
+    };
+    pub(crate) use burn::tensor::backend::{AutodiffBackend, Backend, BackendTypes};
+    pub(crate) use burn::tensor::{Int, Tensor, TensorData};
+    pub(crate) use burn_gradient_release::{
+        GroupOptions, NormClipping, Outcome, ParamGroup, Recompute, ReleaseAccumulator,
+        ReleaseError, ReleaseOptimizer, StepReport, WithGradientRelease, checkpoint,
+    };
+
+    pub(crate) use super::memory::{alone, parameter_bytes};
+    pub(crate) use super::models::{
+        Cnn, Deep, Mlp, MlpModel, NormalisedRecurrent, Recurrent, RecurrentModel, Scenario, Size,
+        Tied, Transformer, UNet, Views, WeightNorm,
+    };
+    pub(crate) use super::run::{
+        OUTCOMES, RATE, Start, Trajectory, armed_step, assert_all_released, assert_run_released,
+        assert_same_steps, ordinary_step, outcomes, trainable,
+    };
+    pub(crate) use super::weights::{load, readable, save};
+    pub(crate) use super::{Hooked, Plain, Recipe, Release, Weights, noise, run, scopes, turn};
+    pub(crate) use crate::ALLOCATIONS;
+
+    pub(crate) type P = Plain;
+    pub(crate) type R = Release;
+}

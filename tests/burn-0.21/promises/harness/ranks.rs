@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use super::process::only;
 use super::{Mpi, Replicas};
 
 /// Set in the processes that train together.
@@ -41,11 +42,11 @@ pub(crate) fn failing_ranks(count: usize, test: &str, body: fn(Replicas)) -> Opt
 }
 
 fn mpirun(count: usize, test: &str) -> Output {
-    let this = std::env::current_exe().expect("a test has a path");
+    let again = only(test);
     Command::new("mpirun")
         .args(["--oversubscribe", "-n", &count.to_string()])
-        .arg(this)
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .arg(again.get_program())
+        .args(again.get_args())
         .env(RANKS, "1")
         // In a container everybody is root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")

@@ -28,16 +28,8 @@ pub(crate) struct Start {
 impl Start {
     /// First weights, equal for every backend and run.
     pub(crate) fn new<S: Scenario>(size: Size) -> Self {
-        Self::seeded::<S>(size, 42)
-    }
-
-    /// Other weights, for every seed others.
-    pub(crate) fn seeded<S: Scenario>(size: Size, seed: u64) -> Self {
         let model = S::init::<Plain>(size, &Default::default());
-        Self {
-            size,
-            bytes: save(reseed(model, seed)),
-        }
+        Self::from_bytes(size, save(reseed(model, 42)))
     }
 
     /// Makes a start from a saved model, also of another process.

@@ -3,7 +3,10 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder};
+use burn::record::{
+    BinBytesRecorder, BinFileRecorder, FullPrecisionSettings, NamedMpkBytesRecorder,
+    NamedMpkFileRecorder, Record, Recorder,
+};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use serde_json::Value;
 
@@ -164,4 +167,26 @@ pub(crate) fn load<B: Backend, M: Module<B>>(model: M, bytes: &[u8], device: &B:
 /// A record as text: moments, step counts and all, in an order that does not depend on hashing.
 pub(crate) fn readable<B: Backend, X: Record<B>>(record: X) -> Value {
     serde_json::to_value(record.into_item::<FullPrecisionSettings>()).expect("plain data")
+}
+
+/// A record as another backend reads it from each of Burn's recorders that carry optimizers.
+pub(crate) fn through_recorders<A: Backend, B: Backend, X: Record<A>, Y: Record<B>>(
+    record: impl Fn() -> X,
+) -> [Y; 4] {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    macro_rules! through {
+        ($recorder:ident, $to:expr, $from:expr) => {{
+            let recorder = $recorder::<FullPrecisionSettings>::default();
+            let saved = Recorder::<A>::record(&recorder, record(), $to).expect("recorded");
+            let from = $from(saved);
+            Recorder::<B>::load(&recorder, from, &Default::default()).expect("loaded")
+        }};
+    }
+    let file = |name| folder.path().join(name);
+    [
+        through!(BinBytesRecorder, (), |bytes| bytes),
+        through!(NamedMpkBytesRecorder, (), |bytes| bytes),
+        through!(BinFileRecorder, file("bin"), |()| file("bin")),
+        through!(NamedMpkFileRecorder, file("named"), |()| file("named")),
+    ]
 }

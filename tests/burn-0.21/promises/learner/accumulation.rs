@@ -1,18 +1,12 @@
-//! `grads_accumulation`: Burn's weights. (Its memory is in [`memory`](super::memory).)
+//! `grads_accumulation`: Burn's weights. (Its memory is in [`memory`](super::memory), a loop of
+//! one's own in [`accumulator`](crate::accumulator).)
 
 use std::sync::Arc;
 
 use burn::grad_clipping::GradientClipping;
-use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::WithGradientRelease;
 
-use crate::harness::learner::{
-    Net, RegressionModel, Released, Stock, Task, Training, resumed, same, train,
-};
-use crate::harness::models::Size;
-use crate::harness::run::{OUTCOMES, RATE, outcomes};
-use crate::harness::{Hooked, Plain, Release, Weights};
+use crate::harness::learner::*;
+use crate::harness::prelude::*;
 
 /// What is left of a window at the end of an epoch of seven batches is dropped: one with windows of
 /// two, three with windows of four. Burn takes a window of none for one of one.
@@ -81,54 +75,4 @@ fn resumes_in_either_mode() {
     let whole = train::<Stock>(&task, &training());
     let (stock, released) = (train::<Stock>, train::<Released>);
     resumed(&task, &training(), &[&released, &stock, &released], &whole);
-}
-
-/// A loop that keeps Burn's accumulator has only its last micro-batch to change: it is armed with
-/// the sums. (For `ReleaseAccumulator` see [`accumulator`](crate::accumulator).)
-#[test]
-fn a_loop_with_burns_accumulator() {
-    fn grads<B: AutodiffBackend>(model: &RegressionModel<B>, seed: u64) -> GradientsParams {
-        GradientsParams::from_grads(model.loss(Size::Small, seed).backward(), model)
-    }
-
-    for (net, window, expected) in [
-        (Net::Chain, 1, [6, 0, 0, 0]),
-        (Net::Chain, 2, [6, 0, 0, 0]),
-        (Net::Tied, 4, [6, 0, 0, 0]),
-        // The trunk and the last head inside backward, the heads of earlier micro-batches in
-        // `step`.
-        (Net::Turns, 1, [4, 0, 0, 4]),
-        (Net::Turns, 2, [4, 0, 2, 2]),
-        (Net::Turns, 3, [4, 0, 4, 0]),
-    ] {
-        let task = Task::new(net);
-        let (mut plain, mut model) = (task.model::<Plain>(), task.model::<Release>());
-        let mut plain_optim = AdamConfig::new().init();
-        let mut optim = AdamConfig::new().init().with_gradient_release();
-        let (mut sums, mut release_sums) =
-            (GradientsAccumulator::new(), GradientsAccumulator::new());
-        for step in 0..5 {
-            let (first, last) = (step * window, (step + 1) * window - 1);
-            for seed in first..=last {
-                sums.accumulate(&plain, grads(&plain, seed));
-            }
-            let before = Weights::of::<Plain, _>(&plain);
-            plain = plain_optim.step(RATE, plain, sums.grads());
-
-            for seed in first..last {
-                release_sums.accumulate(&model, grads(&model, seed));
-            }
-            model = optim.arm_accumulated(RATE, model, release_sums.grads());
-            let of_last = grads(&model, last);
-            assert!(of_last.is_empty(), "released");
-            model = optim.step(RATE, model, of_last);
-
-            let context = format!("{net:?}, windows of {window}, step {step}");
-            let plain = Weights::of::<Plain, _>(&plain);
-            Weights::of::<Release, _>(&model).assert_same(&plain, &context);
-            plain.assert_moved(&before, &context);
-            let report = optim.last_step().expect("a step was taken");
-            assert_eq!(outcomes(&report), expected, "{context}: {OUTCOMES}");
-        }
-    }
 }

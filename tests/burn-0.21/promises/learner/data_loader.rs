@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::tensor::backend::Backend;
 use burn_gradient_release_train::resume::ResumedDataLoader;
+
+use crate::harness::prelude::*;
 
 /// Batches that are the numbers of their items.
 struct AsTheyAre;

@@ -5,20 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::train::Learner;
-use burn_gradient_release::{GroupOptions, ModuleLrScheduler, ParamGroup};
+use burn_gradient_release::ModuleLrScheduler;
 
 use super::assert_refused;
 use crate::clipping::by_hand::global_norm;
-use crate::groups::parts::{having, part};
-use crate::harness::learner::{
-    Adaptor, ByHand, Mode, Net, OptimizerByHand, RegressionModel, Released, Run, Stock, Task,
-    Training, launch, rates, resumed, train,
-};
-use crate::harness::models::Size;
-use crate::harness::{Hooked, Plain, Recipe, Release};
+use crate::groups::parts::part;
+use crate::harness::learner::*;
+use crate::harness::prelude::*;
 
 type Model = RegressionModel<Plain>;
 
@@ -44,10 +38,8 @@ fn by_part(task: &Task, training: &Training) -> Run {
     let step = move |rest: &mut Adaptor<Plain>, lr: f64, mut model: Model, mut grads| {
         let mut others = others.lock().expect("not poisoned");
         let (first, biases, rates) = &mut *others;
-        let ids = having::<Plain, _>(&model, &["layers.0.w"]);
-        let of_first = part(&model, &mut grads, &ids);
-        let ids = having::<Plain, _>(&model, &["bias"]);
-        let of_biases = part(&model, &mut grads, &ids);
+        let of_first = part(&model, &mut grads, &["layers.0.w"]);
+        let of_biases = part(&model, &mut grads, &["bias"]);
         model = first.step(rates.step(), model, of_first);
         model = biases.step(lr * 0.5, model, of_biases);
         rest.step(lr, model, grads)

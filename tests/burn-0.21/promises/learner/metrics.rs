@@ -6,7 +6,7 @@ use burn::lr_scheduler::LrScheduler;
 use burn_gradient_release_train::{PeakMemory, StepMonitor};
 
 use super::selection::early_stopping;
-use crate::harness::learner::{Net, Released, Shown, Stock, Task, Training, rates, train};
+use crate::harness::learner::*;
 
 /// Names of the metrics.
 const RELEASED: &str = "Released";

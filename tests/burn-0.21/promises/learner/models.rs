@@ -2,11 +2,8 @@
 //! It works, or it is refused in one sentence.
 
 use super::{assert_refused, full_name};
-use crate::harness::learner::{
-    CLAMPED_TO, Net, Optimize, Released, Run, Step, Stock, Task, Training, same, train,
-};
-use crate::harness::memory::alone;
-use crate::harness::{Plain, Weights};
+use crate::harness::learner::*;
+use crate::harness::prelude::*;
 
 /// Fails unless what `Released` shows at each step ends with this.
 #[track_caller]

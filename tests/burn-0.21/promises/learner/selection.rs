@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::backend::Flex;
 use burn::train::checkpoint::MetricCheckpointingStrategy;
 use burn::train::metric::LossMetric;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{MetricEarlyStoppingStrategy, MetricSummary, StoppingCondition};
 
-use crate::harness::learner::{Net, Released, Run, Task, Training, constant, same, train};
+use crate::harness::learner::*;
+use crate::harness::prelude::*;
 
 /// At a rate so high that the loss does not go down in every epoch. The metrics of an epoch are
 /// waited for.

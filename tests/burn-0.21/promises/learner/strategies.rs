@@ -4,15 +4,10 @@
 use std::sync::{Arc, Mutex};
 
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
-use burn_gradient_release::StepReport;
 
 use super::assert_refused;
-use crate::harness::Release;
-use crate::harness::learner::{
-    Mode, Net, Rates, Released, Run, Stock, StrategyOf, Task, Training, constant, launch, rates,
-    resumed, train,
-};
-use crate::harness::run::{OUTCOMES, outcomes};
+use crate::harness::learner::*;
+use crate::harness::prelude::*;
 
 type Optim = <Released as Mode>::Optim;
 type Strategy = StrategyOf<Released, Rates>;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use burn::backend::Flex;
 use proptest::test_runner::TestError;
 
 use super::program::Program;
 use super::{Verdict, check, drawn};
+use crate::harness::prelude::*;
 
 /// A number of the environment.
 fn variable(name: &str) -> Option<u64> {

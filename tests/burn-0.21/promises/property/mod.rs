@@ -8,15 +8,13 @@ mod many;
 mod program;
 mod training;
 
-use burn::backend::Flex;
 #[cfg(feature = "ndarray")]
 use burn::backend::NdArray;
-use burn::tensor::backend::Backend;
-use burn_gradient_release::Recompute;
 use proptest::prelude::{TestCaseError, prop_assume};
 
 use self::program::{Call, Graph, Op, Operand, Program, Scopes, Step};
 use self::training::{Reference, Verdict};
+use crate::harness::prelude::*;
 
 /// Runs a program that often. How far its last bits were from plain Burn's, if the docs say they may be.
 fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCaseError> {
@@ -33,7 +31,7 @@ fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCase
     Ok(verdict)
 }
 
-const RUNS: usize = 8;
+const RUNS: usize = 5;
 
 /// The first programs: the same in each run, so that one that fails is known by its number.
 fn check_first<I: Backend>(programs: u64) {

@@ -1,7 +1,8 @@
 //! Random programs: what they are made of, and how they are drawn.
 
-use burn_gradient_release::Recompute;
 use proptest::prelude::*;
+
+use crate::harness::prelude::*;
 
 /// What an operation takes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,17 +1,9 @@
 //! Trains by a program: with plain Burn, and with gradient release.
 
-use burn::module::{Module, Param};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
 use serde_json::Value;
 
 use super::program::{Call, Graph, Op, Operand, Program};
-use crate::harness::run::RATE;
-use crate::harness::weights::{load, readable, save};
-use crate::harness::{Plain, Release, Weights, noise};
+use crate::harness::prelude::*;
 
 /// All matrices are square, so that any operation fits any operand.
 const WIDTH: usize = 4;

@@ -1,18 +1,12 @@
 //! Burn's own transformers, whose layers no scope can be put around.
 
-use burn::module::Module;
 use burn::nn::transformer::{
     TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
     TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::Recompute;
 
-use super::{P, R, recipe, recomputing};
-use crate::harness::models::{Scenario, Size};
-use crate::harness::noise;
-use crate::harness::run::{self, Start, assert_run_released, trainable};
+use super::{recipe, recomputing};
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Both<B: Backend> {
@@ -48,7 +42,7 @@ impl Scenario for Transformers {
 
 #[test]
 fn encoder_and_decoder_are_recomputed_as_they_are() {
-    const STEPS: u64 = 20;
+    const STEPS: u64 = 5;
 
     let start = Start::new::<Transformers>(Size::Small);
     let expected = run::plain::<Transformers, _, P>(&start, &recipe(), STEPS);
@@ -59,7 +53,7 @@ fn encoder_and_decoder_are_recomputed_as_they_are() {
             run::armed(model, &mut recomputing(recompute), STEPS, &|model, step| {
                 Transformers::loss(model, Size::Small, step)
             });
-        run::assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
+        assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
         assert_run_released(&reports, parameters);
         let mut recomputed = reports.iter().map(|report| report.recomputed());
         assert!(recomputed.all(|step| step.segments > 1), "{recompute:?}");

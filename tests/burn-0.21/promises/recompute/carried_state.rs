@@ -3,16 +3,8 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, checkpoint};
-
-use super::{P, R, recipe, recomputing};
-use crate::harness::run::{self, assert_same_steps};
-use crate::harness::weights::{load, save};
-use crate::harness::{Weights, noise};
+use super::{recipe, recomputing};
+use crate::harness::prelude::*;
 
 const WIDTH: usize = 4;
 const WINDOW: u64 = 6;

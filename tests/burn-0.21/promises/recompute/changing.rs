@@ -1,15 +1,10 @@
 //! Forward passes that change from step to step: the weights stay plain Burn's, and a plan is used
 //! as long as it fits.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn_gradient_release::{Outcome, Recompute, Recomputed};
+use burn_gradient_release::Recomputed;
 
-use super::{P, R, recipe, recomputing};
-use crate::harness::weights::{load, save};
-use crate::harness::{noise, run};
+use super::{recipe, recomputing};
+use crate::harness::prelude::*;
 
 const WIDTH: usize = 4;
 
@@ -82,7 +77,7 @@ fn same(recompute: Recompute, passes: &[Pass]) -> Vec<Recomputed> {
     let model = load::<R, _>(Model::new(), &start, &Default::default());
     let loss = |model: &Model<R>, step| model.loss(passes[step as usize], step);
     let (given, reports) = run::armed(model, &mut recomputing(recompute), steps, &loss);
-    run::assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
+    assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
     for (pair, pass) in expected.steps.windows(2).zip(&passes[1..]) {
         pair[1].assert_moved(&pair[0], format!("{pass:?}"));
     }

@@ -1,21 +1,12 @@
 //! Random masks: drawn once, kept as bits.
 
-use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, checkpoint};
+use burn::nn::{Dropout, DropoutConfig};
 
-use super::{P, R, recipe, recomputing};
-use crate::ALLOCATIONS;
-use crate::harness::memory::alone;
-use crate::harness::run::{self, RATE};
-use crate::harness::weights::{load, save};
-use crate::harness::{Weights, noise};
+use super::{recipe, recomputing};
+use crate::harness::prelude::*;
 
 const WIDTH: usize = 100;
-const ROWS: usize = 1_000;
+const ROWS: usize = 300;
 
 #[derive(Module, Debug)]
 struct Dropping<B: Backend> {

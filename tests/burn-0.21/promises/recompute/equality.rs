@@ -1,23 +1,15 @@
-//! The weights are those of plain Burn that keeps its activations.
+//! The weights are those of plain Burn, whatever is recomputed.
 
-use burn::backend::Flex;
 #[cfg(feature = "ndarray")]
 use burn::backend::NdArray;
-use burn::backend::autodiff::checkpoint::strategy::{
-    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
-};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
 
 use super::recipe;
 use crate::harness::models::*;
-use crate::harness::run::{self, Start, Trajectory};
-use crate::harness::{Plain, Release, scopes};
+use crate::harness::prelude::*;
 
-const STEPS: u64 = 6;
+const STEPS: u64 = 4;
 
-/// How activations are recomputed.
+/// How activations are recomputed, if they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     /// A scope around each block of the model, not armed.
@@ -45,7 +37,7 @@ impl Way {
         C: CheckpointStrategy,
     {
         let model = start.model::<S, Release<B, C>>();
-        let parameters = run::trainable::<Release<B, C>, _>(&model);
+        let parameters = trainable::<Release<B, C>, _>(&model);
         let mut optim = recipe()
             .init::<Release<B, C>, S::Model<Release<B, C>>>()
             .with_gradient_release();
@@ -58,7 +50,7 @@ impl Way {
             return run::ordinary(model, &mut optim, STEPS, &loss);
         }
         let (trajectory, reports) = run::armed(model, &mut optim, STEPS, &loss);
-        run::assert_run_released(&reports, parameters);
+        assert_run_released(&reports, parameters);
         trajectory
     }
 }
@@ -87,6 +79,7 @@ where
         Way::Unarmed,
         Way::Blocks,
         Way::Whole,
+        Way::Policy(Recompute::None),
         Way::Policy(Recompute::Automatic),
         Way::Policy(Recompute::Budget(1 << 12)),
     ] {

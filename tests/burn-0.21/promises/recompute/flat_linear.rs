@@ -1,17 +1,8 @@
 //! A Linear's weight gradient as one matrix product: `burn-gradient-release-flat-linear`.
 
-use burn::backend::Flex;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release_flat_linear::FlatLinear;
 
-use crate::ALLOCATIONS;
-use crate::harness::memory::alone;
-use crate::harness::models::{Scenario, Size};
-use crate::harness::run::{self, Start};
-use crate::harness::{Plain, Release, noise};
+use crate::harness::prelude::*;
 
 type Flat = FlatLinear<Flex>;
 
@@ -41,7 +32,7 @@ fn the_same_but_for_rounding_and_exact_with_release() {
     // The same products, added up in another order: eight sums of four against one of 32.
     flat.steps[3].assert_near(&burn.steps[3], 1e-5, "flat");
     let (given, _) = run::release::<OneLinear, _, Release<Flat>>(&start, &adam, 4);
-    run::assert_same_steps(&given.steps, &flat.steps, "with release");
+    assert_same_steps(&given.steps, &flat.steps, "with release");
 }
 
 #[test]

@@ -2,71 +2,26 @@
 
 use std::sync::OnceLock;
 
-use burn::backend::Flex;
-use burn::module::{AutodiffModule, Module};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, Sgd};
 use burn::tensor::activation::gelu;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, ops::Device};
-use burn_gradient_release::{Recompute, Recomputed, ReleaseOptimizer, WithGradientRelease};
+use burn::tensor::ops::Device;
+use burn_gradient_release::Recomputed;
 
-use super::{P, R, recipe, recomputing};
-use crate::ALLOCATIONS;
-use crate::harness::memory::{alone, parameter_bytes};
-use crate::harness::models::{Deep, Scenario, Size, UNet};
+use super::{recipe, recomputing};
+use crate::harness::memory::{Measured, measured, mib};
 use crate::harness::noise::reseed;
-use crate::harness::run::{RATE, Start};
-use crate::harness::scopes::{self, block};
-use crate::harness::weights::{load, save};
-use crate::harness::{Weights, noise};
+use crate::harness::prelude::*;
+use crate::harness::scopes::block;
 
-/// The last of a few steps.
-struct Run {
-    /// Over what was in use before the model was there.
-    peak: usize,
-    /// A number that stands for all weights.
-    weights: u64,
-}
-
-/// Trains a model, and hands its optimizer back.
-fn measured<M, B, O>(
-    make: impl FnOnce() -> (M, O),
-    arm: impl Fn(&mut O, M) -> M,
-    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
-) -> (Run, O)
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-{
-    let floor = ALLOCATIONS.current_usage();
-    let (mut model, mut optim) = make();
-    let mut peak = 0;
-    for step in 0..3 {
-        ALLOCATIONS.reset_peak_usage();
-        model = arm(&mut optim, model);
-        let grads = loss(&model, step).backward();
-        let grads = GradientsParams::from_grads(grads, &model);
-        model = optim.step(RATE, model, grads);
-        peak = ALLOCATIONS.peak_usage() - floor;
-    }
-    let weights = Weights::of::<B, _>(&model).digest();
-    (Run { peak, weights }, optim)
-}
-
-fn mib(bytes: usize) -> f64 {
-    bytes as f64 / (1 << 20) as f64
-}
-
+/// The first is cut as it comes, the second as planned.
+const STEPS: u64 = 2;
 const BLOCKS: usize = 12;
 const WIDTH: usize = 64;
 const TOKENS: usize = 256;
-const BATCH: usize = 8;
+const BATCH: usize = 4;
 /// Bytes of what goes from block to block: `[batch, tokens, width]`.
 const UNIT: usize = BATCH * TOKENS * WIDTH * size_of::<f32>();
 /// Nodes of the tape and of the recording, names, thread pools: some 30 KiB for each block.
-const SLACK: usize = BLOCKS * 64 * 1024;
+const SLACK: usize = BLOCKS * 40 * 1024;
 
 /// Blocks of a transformer without the attention: activations are most of the memory.
 #[derive(Module, Debug)]
@@ -117,12 +72,12 @@ fn start<B: AutodiffBackend>() -> Tower<B> {
     load(Tower::new(BLOCKS), bytes, &Default::default())
 }
 
-fn plain_tower() -> Run {
+fn plain_tower(steps: u64) -> Measured {
     let make = || (start::<P>(), AdamConfig::new().init());
-    measured(make, |_, model| model, Tower::loss).0
+    measured(steps, make, |_, model| model, Tower::loss).0
 }
 
-fn release_tower(recompute: Recompute, is_armed: bool) -> Run {
+fn release_tower(recompute: Recompute, is_armed: bool) -> Measured {
     type Optim = ReleaseOptimizer<Adam, Tower<R>, R>;
 
     let make = || {
@@ -133,7 +88,7 @@ fn release_tower(recompute: Recompute, is_armed: bool) -> Run {
         true => optim.arm(RATE, model),
         false => model,
     };
-    measured(make, arm, Tower::loss).0
+    measured(STEPS, make, arm, Tower::loss).0
 }
 
 /// What one block takes by itself, forward and backward in plain Burn, over its input and its
@@ -160,15 +115,17 @@ fn recomputing_leaves_the_inputs_of_the_blocks_and_one_block() {
         "recompute::memory::recomputing_leaves_the_inputs_of_the_blocks_and_one_block",
         || {
             // Thread pools and caches come into being once.
-            plain_tower();
+            plain_tower(1);
             let block = one_block();
-            let plain = plain_tower();
+            let plain = plain_tower(STEPS);
             let released = release_tower(Recompute::None, true);
             let recomputed = scopes::in_use(|| release_tower(Recompute::None, false));
             let both = scopes::in_use(|| release_tower(Recompute::None, true));
             let automatic = release_tower(Recompute::Automatic, true);
             let runs = [&released, &recomputed, &both, &automatic];
-            assert_eq!(runs.map(|run| run.weights), [plain.weights; 4]);
+            for run in runs {
+                assert_eq!(run.weights, plain.weights);
+            }
 
             let (parameters, largest) = parameter_bytes::<P, _>(&start::<P>());
             let states = 3 * parameters;
@@ -206,20 +163,21 @@ fn recomputing_leaves_the_inputs_of_the_blocks_and_one_block() {
 /// `Automatic` plans.
 fn saves<S: Scenario>(part: u64) {
     let start = Start::new::<S>(Size::Large);
-    let plain = || {
+    let plain = |steps| {
         let make = || (start.model::<S, P>(), recipe().init());
         let loss = |model: &_, step| S::loss::<P>(model, Size::Large, step);
-        measured::<S::Model<P>, P, _>(make, |_, model| model, loss).0
+        measured::<S::Model<P>, P, _>(steps, make, |_, model| model, loss).0
     };
     // Thread pools and caches come into being once.
-    plain();
-    let plain = plain();
+    plain(1);
+    let plain = plain(STEPS);
     println!("plain Burn: peak {:.2} MiB", mib(plain.peak));
 
     let release = |recompute| -> (u64, usize, Recomputed) {
         let make = || (start.model::<S, R>(), recomputing(recompute));
         let loss = |model: &_, step| S::loss::<R>(model, Size::Large, step);
         let (run, optim) = measured::<S::Model<R>, R, ReleaseOptimizer<Sgd<Flex>, _, R>>(
+            STEPS,
             make,
             |optim, model| optim.arm(RATE, model),
             loss,
@@ -262,8 +220,6 @@ fn a_u_net_keeps_its_skip_connections_and_one_segment() {
 
 /// Where there are many cuts.
 #[test]
-fn five_hundred_blocks() {
-    alone("recompute::memory::five_hundred_blocks", || {
-        saves::<Deep>(12)
-    });
+fn many_blocks() {
+    alone("recompute::memory::many_blocks", || saves::<Deep>(8));
 }

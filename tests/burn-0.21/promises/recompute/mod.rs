@@ -10,23 +10,13 @@ mod last_bits;
 mod memory;
 mod saves;
 mod scopes;
-mod threads;
 mod two_optimizers;
 
-use burn::backend::Flex;
-use burn::module::AutodiffModule;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{Sgd, SgdConfig};
-use burn_gradient_release::{Recompute, ReleaseOptimizer, WithGradientRelease};
-
 use crate::Inner;
-use crate::harness::{Plain, Release};
+use crate::harness::prelude::*;
 
 /// The same operations on the same numbers, in the same order.
 const TOLERANCE: f32 = 0.0;
-
-type P = Plain;
-type R = Release;
 
 /// Momentum, as it is the sum of all gradients, to the last bit.
 fn recipe() -> SgdConfig {

@@ -4,19 +4,17 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Autodiff;
 use burn::tensor::ops::{
     ActivationOps, BoolTensor, BoolTensorOps, ConvOptions, ConvTransposeOptions, DeformConvOptions,
     FloatTensor, FloatTensorOps, IntTensor, IntTensorOps, InterpolateMode, InterpolateOptions,
     ModuleOps,
 };
-use burn::tensor::{
-    FloatDType, IndexingUpdateOp, IntDType, Shape, Slice, TensorData, TensorMetadata,
-};
+use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice, TensorMetadata};
 
-use crate::ALLOCATIONS;
-use crate::harness::memory::alone;
 use table::Saves;
+
+use crate::harness::prelude::*;
 
 /// The table itself, which is private to its crate.
 #[path = "../../../../crates/burn-0.21/burn-gradient-release/src/planner/saves.rs"]

@@ -4,18 +4,11 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor};
-use burn_gradient_release::{
-    Recompute, Recomputed, ReleaseOptimizer, WithGradientRelease, checkpoint,
-};
+use burn_gradient_release::Recomputed;
 
 use super::{Inner, TOLERANCE};
-use crate::harness::run::{RATE, armed, armed_step, ordinary, ordinary_step};
-use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise, turn};
+use crate::harness::prelude::*;
+use crate::harness::run::{armed, ordinary};
 
 type P = Plain<Inner>;
 type R = Release<Inner>;

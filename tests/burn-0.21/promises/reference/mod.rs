@@ -1,15 +1,8 @@
 //! A reference that is not Burn: the weights that PyTorch gets, by `make.py` in this folder.
 
-use burn::module::{Module, Param};
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, TensorData};
-use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::ReleaseBackend;
 
-use crate::harness::run::{armed_step, assert_run_released};
-use crate::harness::{Recipe, Release};
+use crate::harness::prelude::*;
 
 /// Lines of the optimizer's name, the step, and the weights after it.
 const WEIGHTS: &str = include_str!("weights.csv");

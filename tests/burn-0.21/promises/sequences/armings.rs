@@ -1,16 +1,8 @@
 //! Sequences of several armings. (Those of accumulators are in
 //! [`accumulator`](crate::accumulator).)
 
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::{ReleaseError, WithGradientRelease};
-
-use super::{Call, OTHER, Optim, P, R, Run};
-use crate::ALLOCATIONS;
-use crate::harness::models::{Mlp, Recurrent, Scenario, Size, Views};
-use crate::harness::run::{RATE, Start, assert_all_released, ordinary_step, trainable};
-use crate::harness::{Weights, memory};
+use super::{Call, OTHER, Optim, Run};
+use crate::harness::prelude::*;
 
 /// Forward passes before and after a second arming, run backward together: one gradient, at the
 /// second rate.
@@ -87,7 +79,7 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
 /// between.
 #[test]
 fn forward_passes_thrown_away_do_not_pile_up() {
-    memory::alone(
+    alone(
         "sequences::armings::forward_passes_thrown_away_do_not_pile_up",
         || {
             /// Burn's hash tables grow; 180 forward passes are some hundred times that.
@@ -118,7 +110,7 @@ fn forward_passes_thrown_away_do_not_pile_up() {
 /// somebody may still run backward.
 #[test]
 fn dropping_an_armed_optimizer_only_marks() {
-    memory::alone(
+    alone(
         "sequences::armings::dropping_an_armed_optimizer_only_marks",
         || {
             let start = Start::new::<Mlp>(Size::Small);

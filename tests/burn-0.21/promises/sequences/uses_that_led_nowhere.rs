@@ -1,23 +1,13 @@
 //! Uses that lead to no loss, and the step after. On the processor alone: nothing in them depends
 //! on the device.
 
-use burn::module::{Module, Param, ParamId};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, WithGradientRelease};
-
 use super::Call;
-use crate::harness::run::{RATE, ordinary_step};
-use crate::harness::{Plain, Release, Weights, noise};
-
-type P = Plain;
-type R = Release;
+use crate::harness::prelude::*;
 
 const POLICIES: [Recompute; 2] = [Recompute::None, Recompute::Automatic];
 /// Which graphs Burn merges and forgets is decided by the order of a hash set, so each case is run
 /// often.
-const RUNS: usize = 150;
+const RUNS: usize = 25;
 
 /// Three weights, of which each loss has one, and uses that lead to no loss.
 #[derive(Module, Debug)]

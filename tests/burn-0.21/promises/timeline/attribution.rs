@@ -2,21 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, Optimizer, SgdConfig, SimpleOptimizer};
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_timeline::analysis::Totals;
 use burn_gradient_release_timeline::snapshot::{Category, Holder, PhaseKind};
 use burn_gradient_release_timeline::{RecordSteps, Recorded, Recorder, Snapshot};
 
 use super::{bytes, phases, train, turn};
-use crate::harness::Plain;
-use crate::harness::models::{Mlp, Scenario, Size};
-use crate::harness::run::{RATE, Start};
+use crate::harness::prelude::*;
 
 type P = Plain<Recorded<Flex>>;
 type R = super::R<Flex>;

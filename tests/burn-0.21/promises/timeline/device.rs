@@ -5,8 +5,7 @@ use burn_gradient_release_device_memory::DeviceMemory;
 use burn_gradient_release_timeline::MemoryCounter;
 
 use super::Metered;
-use crate::harness::models::Mlp;
-use crate::harness::turn;
+use crate::harness::prelude::*;
 use crate::timeline::{Place, holds};
 
 struct OnTheDevice;

@@ -1,16 +1,11 @@
 //! On Flex, whose tensors are on the heap: each test in a process of its own.
 
-use burn::backend::Flex;
-use burn::optim::AdamConfig;
 use burn_gradient_release_timeline::analysis::Totals;
 use burn_gradient_release_timeline::snapshot::Sample;
 use burn_gradient_release_timeline::{MemoryCounter, RecordSteps, Recorder};
 
 use super::{P, Place, holds, train};
-use crate::ALLOCATIONS;
-use crate::harness::memory::alone;
-use crate::harness::models::{Mlp, Size, Tied, Transformer, Views};
-use crate::harness::run::Start;
+use crate::harness::prelude::*;
 
 /// The heap, without what was in use when the counting began.
 struct Heap {

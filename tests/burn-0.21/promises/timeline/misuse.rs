@@ -1,14 +1,9 @@
 //! A program that cannot be recorded is refused, with an error that says what to do.
 
-use burn::backend::Flex;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release_timeline::{RecordError, RecordSteps, Recorded, Recorder, Snapshot};
 
 use super::turn;
-use crate::harness::Plain;
-use crate::harness::models::{Mlp, Scenario, Size};
-use crate::harness::run::{RATE, Start};
+use crate::harness::prelude::*;
 
 type P = Plain<Recorded<Flex>>;
 type Model<B> = <Mlp as Scenario>::Model<B>;

@@ -3,14 +3,10 @@
 mod attribution;
 pub(crate) mod heap;
 mod misuse;
-mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_timeline::analysis::Totals;
 use burn_gradient_release_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind};
 use burn_gradient_release_timeline::{
@@ -18,9 +14,7 @@ use burn_gradient_release_timeline::{
     backward, forward,
 };
 
-use crate::harness::models::{Scenario, Size};
-use crate::harness::run::{self, RATE, Start};
-use crate::harness::{Plain, Release, Weights};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 5;
 

@@ -31,7 +31,7 @@ pub(crate) use self::mode::{
     Adaptor, ByHand, Mode, OptimizerByHand, Released, Stock, Strategy, StrategyOf,
 };
 pub(crate) use self::model::{
-    CLAMPED_TO, Net, Optimize, Regression, RegressionModel, Step, TALL_ACTIVATION, Task,
+    CLAMPED_TO, Net, Optimize, RegressionModel, Step, TALL_ACTIVATION, Task,
 };
 pub(crate) use self::recorder::Watched;
 pub(crate) use self::renderer::{Renderer, Shown};

@@ -15,7 +15,7 @@ use burn::train::metric::{Adaptor, ItemLazy, LossInput};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
 use super::data::Batch;
-use crate::harness::models::{Scenario, Size};
+use crate::harness::models::Size;
 use crate::harness::noise::{noise, reseed};
 use crate::harness::scopes::block;
 use crate::harness::weights::{load, save};
@@ -131,7 +131,7 @@ impl Net {
     /// Rows of a batch, width of the layers, and their number.
     fn dims(self, size: Size) -> [usize; 3] {
         match (self, size) {
-            (Self::Tall, _) => [4096, 16, 10],
+            (Self::Tall, _) => [2048, 16, 10],
             (Self::Turns, _) => [4, 8, 4],
             (_, Size::Small) => [4, 8, 3],
             (_, Size::Large) => [4, 512, 8],
@@ -140,7 +140,7 @@ impl Net {
 }
 
 /// Bytes of what goes from layer to layer in [`Net::Tall`].
-pub(crate) const TALL_ACTIVATION: usize = 4096 * 16 * size_of::<f32>();
+pub(crate) const TALL_ACTIVATION: usize = 2048 * 16 * size_of::<f32>();
 
 /// What the copies of a model share.
 #[derive(Debug, Default)]
@@ -213,20 +213,6 @@ impl<B: Backend> RegressionModel<B> {
     /// The weights that each call of `optimize` was given.
     pub(super) fn given(&self) -> Vec<Weights> {
         self.notes.given.lock().expect("not poisoned").clone()
-    }
-}
-
-pub(crate) struct Regression;
-
-impl Scenario for Regression {
-    type Model<B: AutodiffBackend> = RegressionModel<B>;
-
-    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> RegressionModel<B> {
-        RegressionModel::new(Kind::default(), size, device)
-    }
-
-    fn loss<B: AutodiffBackend>(model: &RegressionModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        model.loss(size, step)
     }
 }
 

@@ -133,7 +133,7 @@ struct Dense<B: Backend> {
     linear: Linear<B>,
 }
 
-/// Five hundred residual blocks.
+/// Many residual blocks.
 pub(crate) struct Deep;
 
 const WIDTH: usize = 16;
@@ -147,7 +147,7 @@ impl Scenario for Deep {
             linear: LinearConfig::new(WIDTH, WIDTH).init(device),
         };
         DeepModel {
-            blocks: (0..size.pick(20, 500)).map(block).collect(),
+            blocks: (0..size.pick(20, 250)).map(block).collect(),
         }
     }
 

@@ -18,9 +18,8 @@ mod recurrent;
 use super::noise::{ids, noise};
 use super::scopes::block;
 
-pub(crate) use super::learner::Regression;
 pub(crate) use deep::{Deep, UNet};
-pub(crate) use recurrent::{NormalisedRecurrent, Recurrent};
+pub(crate) use recurrent::{NormalisedRecurrent, Recurrent, RecurrentModel};
 
 /// How big to make a model: `Small` for numbers, `Large` for bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]

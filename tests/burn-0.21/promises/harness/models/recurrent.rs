@@ -17,6 +17,16 @@ pub(crate) struct RecurrentModel<B: Backend> {
     head: Linear<B>,
 }
 
+impl<B: Backend> RecurrentModel<B> {
+    /// The loss of a batch of sequences of this length.
+    pub(crate) fn loss(&self, [batch, length]: [usize; 2], step: u64) -> Tensor<B, 1> {
+        let x = noise::<B, 3>(step, [batch, length, 4], &device::<B>());
+        let (sequence, _) = block(|| self.lstm.forward(x, None));
+        let target = noise::<B, 3>(step + 1000, [batch, length, 3], &device::<B>());
+        (self.head.forward(sequence) - target).square().mean()
+    }
+}
+
 pub(crate) struct Recurrent;
 
 impl Scenario for Recurrent {
@@ -31,10 +41,7 @@ impl Scenario for Recurrent {
     }
 
     fn loss<B: AutodiffBackend>(model: &RecurrentModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        let x = noise::<B, 3>(step, [3, 5, 4], &device::<B>());
-        let (sequence, _) = block(|| model.lstm.forward(x, None));
-        let target = noise::<B, 3>(step + 1000, [3, 5, 3], &device::<B>());
-        (model.head.forward(sequence) - target).square().mean()
+        model.loss([3, 5], step)
     }
 }
 
@@ -75,7 +82,7 @@ impl<B: Backend> Cell<B> {
 
 pub(crate) struct NormalisedRecurrent;
 
-const STEPS: usize = 12;
+const STEPS: usize = 6;
 
 impl Scenario for NormalisedRecurrent {
     type Model<B: AutodiffBackend> = NormalisedRecurrentModel<B>;
