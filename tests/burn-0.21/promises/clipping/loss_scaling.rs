@@ -1,5 +1,7 @@
 //! The scale of a loss.
 
+use burn::backend::flex::FlexDevice;
+use burn::optim::MultiGradientsParams;
 use burn::tensor::FloatDType;
 use burn_gradient_release::{GradientRecord, LossScaler, LossScalerConfig};
 
