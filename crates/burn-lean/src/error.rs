@@ -474,8 +474,8 @@ pub enum ReleaseError {
     /// Each replica has the optimizer states of a part of the parameters.
     #[error(
         "this replica has the optimizer states of its share of the parameters alone, and those of \
-         the others would be lost; put them together with `DataParallel::gather_states`, on all \
-         replicas"
+         the others would be lost; write them to a file with `DataParallel::save_states`, or put them \
+         together with `DataParallel::gather_states`, on all replicas"
     )]
     Sharded,
 }

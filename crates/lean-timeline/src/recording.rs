@@ -70,8 +70,8 @@ impl Plan {
 pub enum RecordError {
     /// The program has another allocator.
     #[error(
-        "the heap cannot be recorded: make `lean_timeline::heap::Heap` the `#[global_allocator]` of \
-         the program"
+        "the heap cannot be recorded: make `Heap` (`burn_lean::timeline::Heap`) the \
+         `#[global_allocator]` of the program"
     )]
     NoAllocator,
     /// Another recording of this process is under way.

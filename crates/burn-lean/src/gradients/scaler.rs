@@ -17,7 +17,9 @@ use crate::error::ReleaseError;
 /// scale, steps are refused from then on. bf16 has the range of fp32 and needs no scaling.
 ///
 /// Keep the weights in 32 bits and cast them to fp16 in the forward pass: gradients of fp16 weights
-/// are fp16, in which dividing by the scale would lose them again.
+/// are fp16, in which dividing by the scale would lose them again. Such weights are refused
+/// ([`HalfPrecision`](crate::ReleaseError::HalfPrecision)), except [with gradients in
+/// f32](crate::ReleaseOptimizer::with_f32_gradients).
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.

@@ -185,6 +185,13 @@ impl ReleaseAccumulator {
     ///   one micro-batch;
     /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that has
     ///   one;
+    /// - [`GradientChanged`](ReleaseError::GradientChanged): the gradient of such a parameter was
+    ///   changed;
+    /// - [`Taken`](ReleaseError::Taken): a gradient of an earlier backward, which was taken there;
+    /// - [`NoForward`](ReleaseError::NoForward): the armed model has made no forward pass;
+    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer or accumulator has
+    ///   armed a parameter with a gradient;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
     ///   model that was armed.
     pub fn try_accumulate<M: Module>(

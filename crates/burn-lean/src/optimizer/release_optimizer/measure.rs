@@ -66,8 +66,8 @@ impl ReleaseOptimizer {
     ///
     /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
     /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
-    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight and no
-    /// running statistic has changed then.
+    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. With
+    /// `NotRepeatable`, no weight and no running statistic has changed.
     pub fn try_two_passes<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -135,16 +135,20 @@ impl ReleaseOptimizer {
     /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
     ///   backward has stepped parameters, and its [`step`](Self::step) has not run;
     /// - [`Abandoned`](ReleaseError::Abandoned): so has one whose optimizer was dropped since;
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same;
+    /// - [`InScope`](ReleaseError::InScope): a scope runs on this thread;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
     ///   [`Distributed`](ReleaseError::Distributed), [`Backend`](ReleaseError::Backend): a
     ///   parameter cannot be armed;
-    /// - [`NotMeasured`](ReleaseError::NotMeasured), [`WrongModel`](ReleaseError::WrongModel): the
-    ///   gradients are clipped by their global norm, which was not measured, or not of this model
-    ///   ([`two_passes`](Self::two_passes));
+    /// - [`NotMeasured`](ReleaseError::NotMeasured): the gradients are clipped by their global norm,
+    ///   which was not measured ([`two_passes`](Self::two_passes));
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the measured norm,
+    ///   or sums of micro-batches, are of another model;
     /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflowed where it was measured;
+    /// - [`LossScale`](ReleaseError::LossScale): a gradient has overflowed at the smallest scale;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
     ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
     ///   [`F32Gradients`](ReleaseError::F32Gradients),

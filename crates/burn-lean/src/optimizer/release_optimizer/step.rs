@@ -47,8 +47,13 @@ impl ReleaseOptimizer {
     /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer has left the model in mid-step;
     /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that was
     ///   stepped;
+    /// - [`GradientChanged`](ReleaseError::GradientChanged): the gradient of such a parameter was
+    ///   changed;
+    /// - [`NoForward`](ReleaseError::NoForward): the armed model has made no forward pass;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
     ///   parameters are not in this model;
+    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
+    /// - [`InScope`](ReleaseError::InScope): a scope runs on this thread;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer or accumulator has
     ///   armed a parameter;
     /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
@@ -60,7 +65,7 @@ impl ReleaseOptimizer {
     ///   the model was armed;
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
     ///   model is half old, half new;
-    /// - [`OutOfRange`](ReleaseError::OutOfRange),
+    /// - [`LossScale`](ReleaseError::LossScale), [`OutOfRange`](ReleaseError::OutOfRange),
     ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
     ///   [`F32Gradients`](ReleaseError::F32Gradients),
     ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
