@@ -3,6 +3,7 @@
 use burn::backend::flex::FlexDevice;
 use burn::optim::MultiGradientsParams;
 use burn::tensor::FloatDType;
+use burn::tensor::backend::DeviceOps;
 use burn_gradient_release::{GradientRecord, LossScaler, LossScalerConfig};
 
 use super::by_hand::{each, global_norm, scale, squared_norm};
