@@ -253,7 +253,10 @@ fn what_is_not_in_the_group_stays_in_f32() {
 #[should_panic(expected = "the model is armed")]
 fn an_armed_model_is_refused() {
     let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
-    let mut release = five_bytes().init().with_gradient_release();
+    let mut release = five_bytes()
+        .with_f32_parameters()
+        .init()
+        .with_gradient_release();
     let model = release.arm(1e-3, model);
     let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
 }
