@@ -43,12 +43,11 @@ fn train(
             false => parallel,
         },
         device,
-        is_recorded: recording.is_some(),
     };
-    let ending = train.run()?;
+    let (ending, recorded) = train.run(recording)?;
+    // The results are there, whatever has become of the recording.
     let code = run.end(PROGRAM, options, ending)?;
-    // The results are there, whatever becomes of the recording.
-    recording.map(Recording::finish).transpose()?;
+    recorded?;
     Ok(code)
 }
 

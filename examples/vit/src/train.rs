@@ -10,7 +10,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::timeline;
+use burn_lean::timeline::{self, RecordError, Recording};
 use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError, Replicas};
 use lean_run_folder::CannotWrite;
 use std::f64::consts::PI;
@@ -40,25 +40,27 @@ pub struct Train<'a> {
     pub parallel: Option<DataParallel>,
     /// Where tensors are.
     pub device: Device,
-    /// Whether the memory is recorded.
-    pub is_recorded: bool,
 }
 
+/// What has become of the recording of the memory, if there is one.
+type Recorded = Result<(), RecordError>;
+
 impl Train<'_> {
-    /// Trains from the checkpoint to resume from, or from random weights.
+    /// Trains from the checkpoint to resume from, or from random weights. Returns what has become of the
+    /// recording as well.
     ///
     /// # Errors
     ///
     /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
-    /// same.
-    pub fn run(&self) -> Result<Ending> {
+    /// same; the training was stopped before anything was recorded.
+    pub fn run(&self, recording: Option<Recording>) -> Result<(Ending, Recorded)> {
         match self.run.settings.operations {
-            Operations::Default => self.run_with::<Vit>(),
-            Operations::Lean => self.run_with::<LeanVit>(),
+            Operations::Default => self.run_with::<Vit>(recording),
+            Operations::Lean => self.run_with::<LeanVit>(recording),
         }
     }
 
-    fn run_with<M: Model>(&self) -> Result<Ending> {
+    fn run_with<M: Model>(&self, recording: Option<Recording>) -> Result<(Ending, Recorded)> {
         let Run { settings, data, .. } = self.run;
         let train = &settings.train;
         let (epochs, batches) = (train.epochs, train.batches(data));
@@ -80,7 +82,7 @@ impl Train<'_> {
         };
         let optimizer = Optimizer::new(settings, self.parallel.as_ref(), &model);
         let (mut model, mut optimizer, mut train_loss) = self.load(model, optimizer)?;
-        if self.is_recorded && settings.mode == Mode::Plain {
+        if recording.is_some() && settings.mode == Mode::Plain {
             model = timeline::watched(model);
         }
 
@@ -95,10 +97,12 @@ impl Train<'_> {
                 let iteration = (epoch - 1) * batches + index;
                 if stop_after.is_some_and(|last| iteration >= last) {
                     self.show_peak(&mut memory);
-                    return Ok(Ending::Stopped {
+                    recording.map(Recording::finish).transpose()?;
+                    let ending = Ending::Stopped {
                         epoch: epoch - 1,
                         by_ctrl_c: false,
-                    });
+                    };
+                    return Ok((ending, Ok(())));
                 }
                 // Of several processes, each trains on its share of the batch.
                 let places = match self.replicas() {
@@ -142,19 +146,21 @@ impl Train<'_> {
             self.save(epoch, train_loss, &model, &optimizer)?;
         }
         self.show_peak(&mut memory);
+        let recorded = recording.map(Recording::finish).transpose().map(drop);
         if !self.run.is_first {
-            return Ok(Ending::OfAnotherRank);
+            return Ok((Ending::OfAnotherRank, recorded));
         }
         // Before the validation, which is not part of the training.
         let peak = memory.look();
-        Ok(Ending::Finished(Results {
+        let ending = Ending::Finished(Results {
             validation_accuracy: self.validate(&model)?.1,
             train_loss,
             epochs,
             peak_bytes: peak.in_use,
             peak_reserved_bytes: peak.reserved,
             weights_digest: digest::weights(&model),
-        }))
+        });
+        Ok((ending, recorded))
     }
 
     /// Model, optimizer and loss of the epoch to resume from; of several processes, the model is
