@@ -94,7 +94,9 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
             OpsKind::Tracked(mut prep) => {
                 let (lhs_id, rhs_id) = (prep.checkpoint(&lhs), prep.checkpoint(&rhs));
                 let shape = bias.primitive.shape();
-                let operands = [lhs, rhs, bias].map(|operand| operand.primitive);
+                // Copies: Burn frees the node of an operand that no tensor holds, as soon as a backward
+                // pass ends on another thread.
+                let operands = [&lhs, &rhs, &bias].map(|operand| operand.primitive.clone());
                 let output = B::fused_matmul_add_relu(operands);
                 let state = State {
                     lhs: lhs_id,
@@ -146,7 +148,7 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
             OpsKind::Tracked(mut prep) => {
                 let (lhs_id, rhs_id) = (prep.checkpoint(&lhs), prep.checkpoint(&rhs));
                 let state = (lhs_id, rhs_id, gate.primitive.clone());
-                let operands = [lhs, rhs, gate].map(|operand| operand.primitive);
+                let operands = [&lhs, &rhs, &gate].map(|operand| operand.primitive.clone());
                 prep.finish(state, B::gated(operands))
             }
             OpsKind::UnTracked(prep) => {
