@@ -3,7 +3,6 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use super::process::only;
 use super::{Mpi, Replicas};
 
 /// Set in the processes that train together.
@@ -42,11 +41,11 @@ pub(crate) fn failing_ranks(count: usize, test: &str, body: fn(Replicas)) -> Opt
 }
 
 fn mpirun(count: usize, test: &str) -> Output {
-    let again = only(test);
+    let this = std::env::current_exe().expect("a test has a path");
     Command::new("mpirun")
         .args(["--oversubscribe", "-n", &count.to_string()])
-        .arg(again.get_program())
-        .args(again.get_args())
+        .arg(this)
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(RANKS, "1")
         // In a container everybody is root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
