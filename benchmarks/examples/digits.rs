@@ -22,7 +22,7 @@ use burn_gradient_release::{GradientRelease, ReleaseAccumulator, WithGradientRel
 use burn_gradient_release_optim::{AccumulateInMoments, InOnePass, MomentDecay};
 use vit_0_21::data::{Batch, Dataset, ImageBatcher, Images};
 use vit_0_21::model::Vit;
-use vit_0_21::train::scheduler;
+use vit_0_21::schedule::scheduler;
 use vit_common::config::{Preset, WEIGHT_DECAY};
 
 type B = GradientRelease<Autodiff<Flex>>;

@@ -10,4 +10,5 @@ pub mod device;
 pub mod digest;
 pub mod memory;
 pub mod model;
+pub mod schedule;
 pub mod stopping;

@@ -2,14 +2,12 @@
 
 use crate::metrics::{EpochLines, MetricLog, train_loss};
 use crate::optimizer::with_optimizer;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::composed::ComposedLrScheduler;
 use burn::module::Module;
-use burn::optim::{LearningRate, Optimizer};
+use burn::optim::Optimizer;
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
@@ -40,8 +38,8 @@ use vit_0_21::data::{Batch, Image, ImageBatcher, Images, TrainBatcher};
 use vit_0_21::digest;
 use vit_0_21::memory::{HighWater, Memory};
 use vit_0_21::model::Vit;
+use vit_0_21::schedule::scheduler;
 use vit_0_21::stopping::{self, CompleteEpochs};
-use vit_common::config::WARM_UP;
 use vit_common::progress;
 use vit_common::results::Results;
 use vit_common::run::{Ending, Options, Run};
@@ -315,23 +313,6 @@ impl Train<'_> {
         let images = data.train.len().max(data.validation.len());
         settings.train.batch_size.min(images.max(1))
     }
-}
-
-/// The schedule of a training: a rise to the learning rate, and a cosine from there on.
-fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
-    let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
-    ComposedLrSchedulerConfig::new()
-        .cosine(CosineAnnealingLrSchedulerConfig::new(
-            learning_rate,
-            iterations,
-        ))
-        .linear(LinearLrSchedulerConfig::new(
-            1.0 / (warm_up + 1) as f64,
-            1.0,
-            warm_up,
-        ))
-        .init()
-        .map_err(|text| anyhow!("the learning rate cannot be scheduled: {text}"))
 }
 
 /// Fraction of the images that the model classifies correctly.
