@@ -8,7 +8,7 @@ use super::chunks::chunks;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::backend::is_on_flex;
-use crate::wide::{is_half, widened};
+use crate::wide::{is_half, wide, widened};
 
 /// What was in the output of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,32 +21,36 @@ pub(super) enum Before {
 
 /// `lhs * rhs`, where one may be empty.
 pub(super) fn matmul(lhs: Tensor<2>, rhs: Tensor<2>) -> Tensor<2> {
-    let is_empty = |factor: &Tensor<2>| factor.shape().num_elements() == 0;
-    if !is_empty(&lhs) && !is_empty(&rhs) && !is_on_flex(&lhs) {
+    let is_empty = [&lhs, &rhs]
+        .iter()
+        .any(|factor| factor.shape().num_elements() == 0);
+    if !is_empty && !are_written(&lhs, &rhs) {
         return lhs.matmul(rhs);
     }
     let output = filled([lhs.dims()[0], rhs.dims()[1]], lhs.dtype(), &lhs);
-    match is_empty(&lhs) || is_empty(&rhs) {
+    match is_empty {
         true => output,
         false => product_over(output, lhs, rhs),
     }
 }
 
-/// `lhs * rhs`, on Flex written over `output`, which has that shape and type.
+/// `lhs * rhs`, written over `output`, which has that shape and type, if such products are.
 pub(super) fn product_over(output: Tensor<2>, lhs: Tensor<2>, rhs: Tensor<2>) -> Tensor<2> {
-    if is_on_flex(&lhs) && is_half(lhs.dtype()) {
+    if !are_written(&lhs, &rhs) {
+        drop(output);
+        return matmul(lhs, rhs);
+    }
+    if is_half(lhs.dtype()) {
         return product_in_f32(output, &lhs, &rhs, None);
     }
-    #[cfg(feature = "flex")]
-    if flex::has_slices(&lhs) && flex::has_slices(&rhs) {
-        let at = output.dims().map(|length| 0..length);
-        return flex::product_into(output, at, Before::Anything, lhs, rhs);
-    }
-    drop(output);
-    match is_on_flex(&lhs) {
-        true => lhs.matmul(rhs),
-        false => matmul(lhs, rhs),
-    }
+    let all = output.dims().map(|length| 0..length);
+    product_into(output, all, Before::Anything, lhs, rhs)
+}
+
+/// Whether the product of two factors is written into an output: on Flex, in 32 bits.
+fn are_written(lhs: &Tensor<2>, rhs: &Tensor<2>) -> bool {
+    let is_alike = lhs.dtype() == rhs.dtype();
+    is_alike && is_on_flex(lhs) && wide(lhs.dtype()) == DType::F32
 }
 
 /// `lhs * rhs`, written into these rows and columns of `output`, or added to them.

@@ -59,9 +59,8 @@ use crate::tape::{is_tracked, node_of};
 ///
 /// If `forward` uses a tensor that needs a gradient and is not in `input`, or reads a parameter of
 /// an armed model on another thread: it would get none. In a scope in another one, that is known in
-/// backward alone. Backward panics if `forward` then computes
-/// something else than the first time; where reading would wait for the device, it looks at shapes,
-/// types and the parameters that are used alone.
+/// backward alone. Backward panics if `forward` then computes something else than the first time; where
+/// reading would wait for the device, it looks at shapes, types and the parameters that are used alone.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + Sync + 'static,

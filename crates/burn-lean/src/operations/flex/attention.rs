@@ -361,11 +361,10 @@ impl Heads {
                 let value = part(&self.value, batch, keys.clone(), key_head);
                 let dims = [rows.len(), keys.len()];
                 let mut of_scores = vec![0.0; weights.len()];
-                let anything = Before::Anything;
                 multiply(
                     &mut of_scores,
                     keys.len(),
-                    anything,
+                    Before::Anything,
                     grad,
                     Matrix::of(&value).transposed(),
                 );
