@@ -117,6 +117,7 @@ impl Visible {
 
     /// Replaces the scores of keys that a query does not attend to. The first of the scores is that
     /// of the key `first`.
+    #[cfg(feature = "flex")]
     pub(in super::super) fn hide(
         &self,
         scores: &mut [f32],
