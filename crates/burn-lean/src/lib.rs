@@ -64,9 +64,9 @@ pub use optimizer::{
     WithGradientRelease,
 };
 pub use recompute::{
-    Budget, BudgetPass, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors, TwoPasses,
-    checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
-    checkpoint_steps,
+    Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors,
+    TwoPasses, checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each,
+    checkpoint_encoder, checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 

@@ -138,7 +138,7 @@ pub enum Ending {
 impl<S: Settings> Run<S> {
     /// Takes the folder for a run. Of several processes, the first does. Whatever is wrong with the
     /// options, in any process, is found before anything is written or removed; `check` looks at
-    /// the settings and the images.
+    /// the settings and the images, and may settle what is open.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl<S: Settings> Run<S> {
         given: &[String],
         parts: &[&str],
         replicas: Option<&Replicas>,
-        check: impl FnOnce(&S, &Dataset) -> Result<T>,
+        check: impl FnOnce(&mut S, &Dataset) -> Result<T>,
     ) -> Result<(Self, T)> {
         let path = &options.folder(program);
         let is_first = replicas.is_none_or(Replicas::is_first);
@@ -166,7 +166,7 @@ impl<S: Settings> Run<S> {
             }
         };
         let data = settings.train().load_data()?;
-        let checked = check(&settings, &data)?;
+        let checked = check(&mut settings, &data)?;
         if let Some(replicas) = replicas {
             ensure!(
                 settings.mode() == Mode::Release,

@@ -17,7 +17,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
 use vit::model::{Model, Vit, drawn};
 use vit::settings::{Preset, WEIGHT_DECAY};
-use vit::train::rate;
+use vit::step::rate;
 use vit_common::data::{Dataset, Image, Split, labels};
 use vit_common::rng::SeededRng;
 

@@ -1,13 +1,15 @@
 //! The program: options, the run in its folder, and how the training has ended.
 
-use crate::device;
 use crate::settings::{DeviceKind, Settings};
+use crate::step::Steps;
 use crate::train::{PARTS, Train};
+use crate::{device, fit};
 use anyhow::{Result, ensure};
 use burn_lean::timeline::{Recorder, Recording};
 use burn_lean::{DataParallel, Replicas};
 use std::path::Path;
 use std::process::ExitCode;
+use vit_common::data::Dataset;
 use vit_common::run::{self, Options, Run};
 
 const PROGRAM: &str = "vit";
@@ -23,9 +25,12 @@ fn train(
     given: &[String],
     replicas: Option<&Replicas>,
 ) -> Result<ExitCode> {
-    let check = |settings: &Settings, _: &_| {
+    let check = |settings: &mut Settings, data: &Dataset| {
         settings.check(given)?;
         let device = device::open(settings.device)?;
+        if let Some(most) = settings.fit {
+            fit::choose(most, settings, given, data, &device)?;
+        }
         // Before there are tensors. Of several processes, all would write the same file.
         let is_first = replicas.is_none_or(Replicas::is_first);
         let file = options.memory_timeline.as_ref().filter(|_| is_first);
@@ -38,11 +43,15 @@ fn train(
     let train = Train {
         run: &run,
         options,
-        parallel: match options.shard_optimizer {
-            true => parallel.map(DataParallel::with_sharded_optimizer),
-            false => parallel,
+        steps: Steps {
+            settings: &run.settings,
+            data: &run.data,
+            parallel: match options.shard_optimizer {
+                true => parallel.map(DataParallel::with_sharded_optimizer),
+                false => parallel,
+            },
+            device,
         },
-        device,
     };
     let (ending, recorded) = train.run(recording)?;
     // The results are there, whatever has become of the recording.

@@ -1,6 +1,7 @@
 //! The settings of a training run.
 
 use anyhow::{Result, ensure};
+use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use vit_common::display_as_value;
@@ -34,6 +35,11 @@ pub struct Settings {
     /// Device; a build has those whose cargo feature is on
     #[arg(long, value_enum, default_value_t = DeviceKind::first())]
     pub device: DeviceKind,
+    /// Choose operations, checkpointing and optimizer, where not given, so that a step has at most
+    /// this memory in use, such as 300MiB: the first that fit, tried on the first batches
+    #[arg(long, value_name = "MEMORY", conflicts_with_all = ["resume", "data_parallel"])]
+    #[serde(skip)]
+    pub fit: Option<ByteSize>,
 }
 
 impl run::Settings for Settings {

@@ -102,7 +102,7 @@ pub fn checkpoint_encoder<E: EncoderLayers>(
     })
 }
 
-/// The masks of a [`TransformerDecoder`].
+/// The masks of a decoder.
 #[derive(Clone, Debug, Default)]
 pub struct DecoderMasks {
     /// Padding mask of the target: `[batch, time]`.
@@ -115,6 +115,68 @@ pub struct DecoderMasks {
     pub memory_attn: Option<Tensor<3, Bool>>,
 }
 
+/// A decoder whose layers run one after the other: Burn's, or that of `operations::nn`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a decoder whose layers `checkpoint_decoder` knows",
+    note = "`checkpoint_each(&layers, (target, memory), |layer, x| ..)` takes layers of any type"
+)]
+pub trait DecoderLayers {
+    /// A layer.
+    type Layer: Module + Sync + 'static;
+
+    /// The layers.
+    fn layers(&self) -> Vec<Self::Layer>;
+
+    /// Runs a layer: the target after it.
+    fn forward_layer(
+        layer: &Self::Layer,
+        target: Tensor<3>,
+        memory: Tensor<3>,
+        masks: DecoderMasks,
+    ) -> Tensor<3>;
+}
+
+impl DecoderLayers for TransformerDecoder {
+    // A layer of Burn's returns its private input type; a decoder returns the tensor.
+    type Layer = Self;
+
+    fn layers(&self) -> Vec<Self> {
+        let layers = self.layers.iter().map(|layer| Self {
+            layers: vec![layer.clone()],
+            d_model: self.d_model,
+            d_ff: self.d_ff,
+            n_heads: self.n_heads,
+            n_layers: 1,
+            dropout: self.dropout,
+            norm_first: self.norm_first,
+            quiet_softmax: self.quiet_softmax,
+        });
+        layers.collect()
+    }
+
+    fn forward_layer(
+        layer: &Self,
+        target: Tensor<3>,
+        memory: Tensor<3>,
+        masks: DecoderMasks,
+    ) -> Tensor<3> {
+        let mut input = TransformerDecoderInput::new(target, memory);
+        if let Some(mask) = masks.target_pad {
+            input = input.target_mask_pad(mask);
+        }
+        if let Some(mask) = masks.target_attn {
+            input = input.target_mask_attn(mask);
+        }
+        if let Some(mask) = masks.memory_pad {
+            input = input.memory_mask_pad(mask);
+        }
+        if let Some(mask) = masks.memory_attn {
+            input = input.memory_mask_attn(mask);
+        }
+        layer.forward(input)
+    }
+}
+
 /// `decoder.forward`, each layer in a scope of [`checkpoint`].
 ///
 /// # Shapes
@@ -122,42 +184,18 @@ pub struct DecoderMasks {
 /// - target: `[batch, time, d_model]`
 /// - memory: `[batch, memory_time, d_model]`
 /// - output: `[batch, time, d_model]`
-pub fn checkpoint_decoder(
-    decoder: &TransformerDecoder,
+pub fn checkpoint_decoder<D: DecoderLayers>(
+    decoder: &D,
     target: Tensor<3>,
     memory: Tensor<3>,
     masks: DecoderMasks,
 ) -> Tensor<3> {
-    decoder.layers.iter().fold(target, |target, layer| {
-        // A layer returns its private input type; a decoder returns the tensor.
-        let layer = TransformerDecoder {
-            layers: vec![layer.clone()],
-            d_model: decoder.d_model,
-            d_ff: decoder.d_ff,
-            n_heads: decoder.n_heads,
-            n_layers: 1,
-            dropout: decoder.dropout,
-            norm_first: decoder.norm_first,
-            quiet_softmax: decoder.quiet_softmax,
-        };
+    decoder.layers().iter().fold(target, |target, layer| {
         let masks = masks.clone();
-        let forward = move |layer: &TransformerDecoder, (target, memory)| {
-            let mut input = TransformerDecoderInput::new(target, memory);
-            if let Some(mask) = masks.target_pad.clone() {
-                input = input.target_mask_pad(mask);
-            }
-            if let Some(mask) = masks.target_attn.clone() {
-                input = input.target_mask_attn(mask);
-            }
-            if let Some(mask) = masks.memory_pad.clone() {
-                input = input.memory_mask_pad(mask);
-            }
-            if let Some(mask) = masks.memory_attn.clone() {
-                input = input.memory_mask_attn(mask);
-            }
-            layer.forward(input)
+        let forward = move |layer: &D::Layer, (target, memory)| {
+            D::forward_layer(layer, target, memory, masks.clone())
         };
-        checkpoint(&layer, (target, memory.clone()), forward)
+        checkpoint(layer, (target, memory.clone()), forward)
     })
 }
 

@@ -16,8 +16,8 @@ pub use checkpoint::checkpoint;
 #[cfg(feature = "operations")]
 pub(crate) use layers::encoder_layers;
 pub use layers::{
-    DecoderMasks, EncoderLayers, checkpoint_chunks, checkpoint_decoder, checkpoint_each,
-    checkpoint_encoder, checkpoint_steps,
+    DecoderLayers, DecoderMasks, EncoderLayers, checkpoint_chunks, checkpoint_decoder,
+    checkpoint_each, checkpoint_encoder, checkpoint_steps,
 };
 pub(crate) use random::forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};

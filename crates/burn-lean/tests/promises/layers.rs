@@ -78,21 +78,38 @@ fn burns_encoder_and_decoder() {
     }
 }
 
-/// The encoder of [`operations::nn`](nn), too.
+/// The encoder and the decoder of [`operations::nn`](nn), too.
 #[test]
-fn the_lean_encoder() {
+fn lean_encoder_and_decoder() {
     let make = |device: &Device| {
-        let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
-        config.with_dropout(0.0).init(device)
+        let encoder = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
+        let decoder = nn::transformer::TransformerDecoderConfig::new(8, 16, 2, 3);
+        (
+            encoder.with_dropout(0.0).init(device),
+            decoder.with_dropout(0.0).init(device),
+        )
     };
-    assert_same_recomputed(&flex(), make, |encoder, step, again| {
+    assert_same_recomputed(&flex(), make, |(encoder, decoder), step, again| {
         let x = numbers([2, 4, 8], step, &flex());
+        let target = numbers([2, 4, 8], step + 50, &flex());
         let (pad, causal) = (pad(&flex()), causal(&flex()));
         let out = match again {
-            true => checkpoint_encoder(encoder, x, Some(pad), Some(causal)),
+            true => {
+                let memory =
+                    checkpoint_encoder(encoder, x, Some(pad.clone()), Some(causal.clone()));
+                let masks = DecoderMasks {
+                    target_attn: Some(causal),
+                    memory_pad: Some(pad),
+                    ..DecoderMasks::default()
+                };
+                checkpoint_decoder(decoder, target, memory, masks)
+            }
             false => {
                 let input = nn::transformer::TransformerEncoderInput::new(x);
-                encoder.forward(input.mask_pad(pad).mask_attn(causal))
+                let input = input.mask_pad(pad.clone()).mask_attn(causal.clone());
+                let memory = encoder.forward(input);
+                let input = nn::transformer::TransformerDecoderInput::new(target, memory);
+                decoder.forward(input.target_mask_attn(causal).memory_mask_pad(pad))
             }
         };
         out.square().mean()

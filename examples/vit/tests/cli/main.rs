@@ -8,7 +8,7 @@ mod memory_timeline;
 mod program;
 mod this;
 
-use program::{Home, outcome, result};
+use program::{Home, outcome, result, said};
 use this::PROGRAM;
 
 /// Their fields and so their checkpoints are the same; their sums are not, in the last bits.
@@ -37,4 +37,43 @@ fn five_bytes_a_parameter_train_alike_in_both_modes() {
     home.stop("resumed", 2, 5, options);
     let resumed = result(&mut home.resume("resumed", ""));
     assert_eq!(outcome(&resumed), outcome(&whole));
+}
+
+/// The whole run, with its checkpoints, stays within what was asked for. What is given stays, and
+/// what was chosen is saved.
+#[test]
+fn what_fits_is_chosen() {
+    let home = Home::new();
+    let run = |name: &str, options: &str| {
+        let result = result(&mut home.train(name, 1, &format!("--patch-size 2 {options}")));
+        let settings = home.settings(name);
+        let chosen = ["operations", "checkpointing", "optimizer"].map(|it| settings[it].clone());
+        (
+            result["peak_bytes"].as_u64().unwrap(),
+            chosen,
+            outcome(&result).map(Clone::clone),
+        )
+    };
+    let within = |name: &str, most: u64, options: &str| {
+        let chosen = run(name, &format!("--fit {most}B {options}"));
+        assert!(chosen.0 <= most, "{name}: {chosen:?}");
+        chosen
+    };
+    let whole = run("whole", "");
+    let whole_fits = within("whole fits", whole.0, "");
+    assert_eq!((&whole_fits.1, &whole_fits.2), (&whole.1, &whole.2));
+    let lean = within("lean", whole_fits.0 - 1, "");
+    assert_eq!(lean.1, ["lean", "none", "adamw"]);
+    let blocks = within("blocks", lean.0 - 1, "");
+    assert_eq!(blocks.1, ["lean", "blocks", "adamw"]);
+    // The same weights, as nothing is rounded otherwise.
+    let given = within("given", whole_fits.0 - 1, "--operations default");
+    assert_eq!(given.1, ["default", "blocks", "adamw"]);
+    assert_eq!(given.2, whole.2);
+
+    let mut refused = home.train("refused", 1, "--fit 1KiB");
+    let said = said(&refused.output().unwrap());
+    assert!(said.contains("nothing fits into 1.0 KiB"), "{said}");
+    assert!(said.contains("--optimizer adamw-five-bytes"), "{said}");
+    assert!(!home.folder("refused").exists());
 }

@@ -177,28 +177,76 @@ fn transformers_are_those_of_burn() {
     }
 }
 
-/// As with masks of Burn's module: causal, with a window and documents.
+/// As with masks of Burn's modules: causal, with a window and documents.
 #[test]
-fn options_of_attention_are_masks_of_the_module() {
-    let config = plain::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
-    let layer = seeded(&flex(), |device| config.init(device));
-    let lean = layer.clone().lean();
+fn options_of_attention_are_masks_of_the_modules() {
     let ids = [0, 0, 0, 4, 4];
     let hidden =
         |query: usize, key: usize| key > query || query - key >= 2 || ids[query] != ids[key];
     let mask = std::array::from_fn::<_, 5, _>(|query| {
         std::array::from_fn::<_, 5, _>(|key| hidden(query, key))
     });
-    let masked = plain::attention::MhaInput::self_attn(input())
-        .mask_attn(Tensor::from_data([mask, mask], &flex()));
-    let attention = Attention::new()
-        .causal()
-        .with_window(2)
-        .with_documents(Tensor::from_data([ids, ids], &flex()));
-    let found = lean.forward_with(nn::attention::MhaInput::self_attn(input()), attention);
-    let difference = (found.context - layer.forward(masked).context).abs().max();
-    let difference = difference.into_scalar::<f32>();
-    assert!(difference < 1e-6, "{difference:e}");
+    let mask = || Tensor::from_data([mask, mask], &flex());
+    let options = || {
+        let ids = Tensor::from_data([ids, ids], &flex());
+        let attention = Attention::new().causal().with_window(2);
+        attention.with_documents(ids)
+    };
+    let config = plain::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
+    assert_same(
+        |device| config.init(device),
+        |layer| {
+            let input = plain::attention::MhaInput::self_attn(input());
+            let output = layer.forward(input.mask_attn(mask()));
+            output.context.powi_scalar(3).mean()
+        },
+        |layer| {
+            let input = nn::attention::MhaInput::self_attn(input());
+            let output = layer.forward_with(input, options());
+            output.context.powi_scalar(3).mean()
+        },
+    );
+    let config = plain::transformer::TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
+    assert_same(
+        |device| config.init(device),
+        |encoder| {
+            let input = plain::transformer::TransformerEncoderInput::new(input());
+            let output = encoder.forward(input.mask_attn(mask()));
+            output.powi_scalar(3).mean()
+        },
+        |encoder| {
+            let input = nn::transformer::TransformerEncoderInput::new(input());
+            let output = encoder.forward(input.attention(options()));
+            output.powi_scalar(3).mean()
+        },
+    );
+    let config = plain::transformer::TransformerDecoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
+    let memory = || numbers([2, 5, 8], 4, &flex());
+    assert_same(
+        |device| config.init(device),
+        |decoder| {
+            let input = plain::transformer::TransformerDecoderInput::new(input(), memory());
+            let output = decoder.forward(input.target_mask_attn(mask()));
+            output.powi_scalar(3).mean()
+        },
+        |decoder| {
+            let input = nn::transformer::TransformerDecoderInput::new(input(), memory());
+            let output = decoder.forward(input.target_attention(options()));
+            output.powi_scalar(3).mean()
+        },
+    );
+}
+
+/// Burn's inference with a cache would see all keys.
+#[test]
+#[should_panic(expected = "inference with a cache has no options of attention")]
+fn a_cache_has_no_options_of_attention() {
+    let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);
+    let encoder = config.init(&flex()).valid();
+    let input = nn::transformer::TransformerEncoderInput::new(input().inner());
+    let mut cache = encoder.new_autoregressive_cache();
+    let input = input.attention(Attention::new().with_window(2));
+    encoder.forward_autoregressive_inference(input, &mut cache);
 }
 
 /// With the same seed, all that is dropped is the same.

@@ -28,7 +28,7 @@ fn train(
     given: &[String],
     replicas: Option<&Replicas>,
 ) -> Result<ExitCode> {
-    let check = |settings: &Settings, data: &Dataset| {
+    let check = |settings: &mut Settings, data: &Dataset| {
         settings.check(given, settings.train.batches(data))?;
         let engine = settings.engine;
         ensure!(

@@ -7,10 +7,12 @@ use burn::nn::activation::ActivationConfig;
 use burn::nn::transformer::TransformerDecoderAutoregressiveCache;
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::PositionWiseFeedForward;
+use super::{NO_OPTIONS, PositionWiseFeedForward};
+use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
+use crate::recompute::{DecoderLayers, DecoderMasks};
 
 /// Configuration of a [`TransformerDecoder`]: that of Burn's
 /// [`TransformerDecoderConfig`](burn::nn::transformer::TransformerDecoderConfig).
@@ -118,12 +120,31 @@ impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
     }
 }
 
+impl DecoderLayers for TransformerDecoder {
+    type Layer = TransformerDecoderLayer;
+
+    fn layers(&self) -> Vec<TransformerDecoderLayer> {
+        self.layers.clone()
+    }
+
+    fn forward_layer(
+        layer: &TransformerDecoderLayer,
+        target: Tensor<3>,
+        memory: Tensor<3>,
+        masks: DecoderMasks,
+    ) -> Tensor<3> {
+        let input = TransformerDecoderInput::new(target, memory).masked(masks);
+        layer.forward(input).target
+    }
+}
+
 /// The input of [`TransformerDecoder::forward`].
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderInput {
     target: Tensor<3>,
     target_mask_pad: Option<Tensor<2, Bool>>,
     target_mask_attn: Option<Tensor<3, Bool>>,
+    target_attention: Option<Attention>,
     memory: Tensor<3>,
     memory_mask_pad: Option<Tensor<2, Bool>>,
     memory_mask_attn: Option<Tensor<3, Bool>>,
@@ -137,6 +158,7 @@ impl TransformerDecoderInput {
             target,
             target_mask_pad: None,
             target_mask_attn: None,
+            target_attention: None,
             memory,
             memory_mask_pad: None,
             memory_mask_attn: None,
@@ -171,7 +193,25 @@ impl TransformerDecoderInput {
         self
     }
 
+    /// Options of the attention of the target to itself, in every layer, such as its causal order
+    /// or a window: see [`MultiHeadAttention::forward_with`].
+    #[must_use]
+    pub fn target_attention(mut self, attention: Attention) -> Self {
+        self.target_attention = Some(attention);
+        self
+    }
+
+    /// With masks that may be missing.
+    fn masked(mut self, masks: DecoderMasks) -> Self {
+        self.target_mask_pad = masks.target_pad;
+        self.target_mask_attn = masks.target_attn;
+        self.memory_mask_pad = masks.memory_pad;
+        self.memory_mask_attn = masks.memory_attn;
+        self
+    }
+
     fn plain(self) -> burn::nn::transformer::TransformerDecoderInput {
+        assert!(self.target_attention.is_none(), "{NO_OPTIONS}");
         let mut plain =
             burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
         if let Some(mask) = self.memory_mask_pad {
@@ -211,7 +251,7 @@ impl TransformerDecoder {
     ///
     /// # Panics
     ///
-    /// If the shapes of the input do not fit.
+    /// If the shapes of the input do not fit, or it has options of attention.
     pub fn forward_autoregressive_inference(
         &self,
         input: TransformerDecoderInput,
@@ -276,9 +316,9 @@ impl TransformerDecoderLayer {
             input.target_mask_pad.clone(),
             input.target_mask_attn.clone(),
         );
-        x = x + self
-            .dropout
-            .forward(self.self_attn.forward(attended).context);
+        let attention = input.target_attention.clone().unwrap_or_default();
+        let attended = self.self_attn.forward_with(attended, attention);
+        x = x + self.dropout.forward(attended.context);
 
         let residual = self.normalized(&self.norm_1, &mut x);
         let memory = input.memory.clone();

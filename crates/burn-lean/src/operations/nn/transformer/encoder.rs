@@ -7,7 +7,8 @@ use burn::nn::activation::ActivationConfig;
 use burn::nn::transformer::TransformerEncoderAutoregressiveCache;
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::PositionWiseFeedForward;
+use super::{NO_OPTIONS, PositionWiseFeedForward};
+use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
@@ -127,6 +128,7 @@ pub struct TransformerEncoderInput {
     tensor: Tensor<3>,
     mask_pad: Option<Tensor<2, Bool>>,
     mask_attn: Option<Tensor<3, Bool>>,
+    attention: Option<Attention>,
 }
 
 impl TransformerEncoderInput {
@@ -136,7 +138,16 @@ impl TransformerEncoderInput {
             tensor,
             mask_pad: None,
             mask_attn: None,
+            attention: None,
         }
+    }
+
+    /// Options of the attention of every layer, such as its causal order, a window or the documents
+    /// of packed sequences: see [`MultiHeadAttention::forward_with`].
+    #[must_use]
+    pub fn attention(mut self, attention: Attention) -> Self {
+        self.attention = Some(attention);
+        self
     }
 
     /// Masks keys, where true: `[batch, time]`.
@@ -154,6 +165,7 @@ impl TransformerEncoderInput {
     }
 
     fn plain(self) -> burn::nn::transformer::TransformerEncoderInput {
+        assert!(self.attention.is_none(), "{NO_OPTIONS}");
         let mut plain = burn::nn::transformer::TransformerEncoderInput::new(self.tensor);
         if let Some(mask_pad) = self.mask_pad {
             plain = plain.mask_pad(mask_pad);
@@ -180,9 +192,11 @@ impl TransformerEncoder {
             tensor,
             mask_pad,
             mask_attn,
+            attention,
         } = input;
+        let attention = attention.unwrap_or_default();
         self.layers.iter().fold(tensor, |x, layer| {
-            layer.forward(x, mask_pad.clone(), mask_attn.clone())
+            layer.forward_with(x, mask_pad.clone(), mask_attn.clone(), attention.clone())
         })
     }
 
@@ -190,7 +204,7 @@ impl TransformerEncoder {
     ///
     /// # Panics
     ///
-    /// If the shapes of the input do not fit.
+    /// If the shapes of the input do not fit, or it has options of attention.
     pub fn forward_autoregressive_inference(
         &self,
         input: TransformerEncoderInput,
@@ -253,13 +267,29 @@ impl TransformerEncoderLayer {
         mask_pad: Option<Tensor<2, Bool>>,
         mask_attn: Option<Tensor<3, Bool>>,
     ) -> Tensor<3> {
+        self.forward_with(input, mask_pad, mask_attn, Attention::new())
+    }
+
+    /// Applies the layer with options of its attention: see [`MultiHeadAttention::forward_with`].
+    ///
+    /// # Shapes and panics
+    ///
+    /// Those of [`forward`](Self::forward).
+    pub fn forward_with(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+        attention: Attention,
+    ) -> Tensor<3> {
         let mut x = input;
         let residual = match self.norm_first {
             true => self.norm_2.forward(x.clone()),
             false => x.clone(),
         };
         let attended = MhaInput::self_attn(residual).masked(mask_pad, mask_attn);
-        x = x + self.dropout.forward(self.mha.forward(attended).context);
+        let attended = self.mha.forward_with(attended, attention);
+        x = x + self.dropout.forward(attended.context);
 
         let residual = match self.norm_first {
             true => self.norm_1.forward(x.clone()),

@@ -13,3 +13,6 @@ pub use encoder::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput, TransformerEncoderLayer,
 };
 pub use pwff::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
+
+/// Inference with a cache is Burn's own, whose attention is without options.
+const NO_OPTIONS: &str = "inference with a cache has no options of attention: give masks";
