@@ -15,6 +15,13 @@ pub(crate) fn path_text(path: &[(String, String)]) -> String {
     names.join(".")
 }
 
+/// Whether the parameter is that of an embedding.
+#[cfg(any(feature = "optim", feature = "timeline"))]
+pub(crate) fn is_embedding(path: &[(String, String)]) -> bool {
+    let container = path.last().map(|(_, container)| container);
+    container.is_some_and(|container| container.contains("Embedding"))
+}
+
 /// Visits the float parameters of a model with their paths.
 pub(crate) trait PathVisitor {
     /// Called before a field of a module, `path`, is visited.

@@ -61,7 +61,7 @@ pub use lean_timeline::snapshot::{Category, Snapshot};
 use crate::marks::{self, address};
 use crate::optimizer::{step_one, with_value};
 use crate::parameter::find;
-use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths, is_embedding, path_text};
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
 /// the model of the step.
@@ -162,6 +162,7 @@ fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
             let (base, shape) = (param.base(), param.lazy_shape());
             let parameter = Parameter {
                 path: path_text(path),
+                is_embedding: is_embedding(path),
                 bytes: (shape.num_elements() * base.dtype().size()) as u64,
                 shape: shape.to_vec(),
             };

@@ -18,10 +18,18 @@ use crate::UNFINISHED;
 pub fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
     File::open(unfinished)?.sync_all()?;
     fs::rename(unfinished, file)?;
-    match file.parent() {
+    match cfg!(unix) {
+        true => File::open(folder_of(file))?.sync_all(),
         // Windows opens no folders, and renames in order.
-        Some(folder) if cfg!(unix) => File::open(folder)?.sync_all(),
-        _ => Ok(()),
+        false => Ok(()),
+    }
+}
+
+/// The folder that a file is in: the current one for a name alone.
+pub fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
     }
 }
 
@@ -57,6 +65,7 @@ pub fn write_json(folder: &Path, name: &str, value: &impl Serialize) -> io::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::env;
 
     #[test]
     fn a_file_is_replaced() {
@@ -67,6 +76,18 @@ mod tests {
             assert_eq!(read, format!("{value:?}"));
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// The folder of a name alone is the current one, and has no name of its own.
+    #[test]
+    fn a_file_of_the_current_folder_is_published() {
+        let (folder, before) = (tempfile::tempdir().unwrap(), env::current_dir().unwrap());
+        env::set_current_dir(folder.path()).unwrap();
+        let written = fs::write("unfinished", "whole");
+        let published = written.and_then(|()| publish("unfinished".as_ref(), "a".as_ref()));
+        env::set_current_dir(before).unwrap();
+        published.unwrap();
+        assert!(folder.path().join("a").exists());
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod settings;
 mod signals;
 
 pub use checkpoints::{Checkpoints, LEARNER_PARTS};
-pub use disk::{publish, remove, write_json};
+pub use disk::{folder_of, publish, remove, write_json};
 pub use error::{CannotWrite, FolderError, SettingsError};
 pub use exit::{CANNOT_WRITE, FAILURE, INTERRUPTED, fail, note};
 pub use folder::RunFolder;

@@ -56,6 +56,7 @@ impl Model {
                 path: name.into(),
                 shape: vec![weight.len()],
                 bytes: 4 * weight.len() as u64,
+                is_embedding: false,
             };
             (parameter, weight.as_ptr().addr())
         };
@@ -161,6 +162,8 @@ fn the_heap_is_recorded() {
     nothing_is_left_between_recordings();
     a_panic_ends_a_pass();
     threads();
+    what_another_thread_releases();
+    late_steps();
 }
 
 fn purposes(release: bool) {
@@ -310,6 +313,54 @@ fn threads() {
     let held = snapshot.holders.iter().filter(|held| held.until == end);
     let short = held.filter(|held| (1600..4 * 407).contains(&held.bytes));
     assert_eq!(short.count(), 0);
+}
+
+/// Not what a step reads, though it is older than the step.
+fn what_another_thread_releases() {
+    let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+    let mut model = Model::new();
+    model.forward();
+    let foreign = slice(2345);
+    let grad = backward(|| slice(SIZES[0]));
+    let (weight, grad) = (std::mem::take(&mut model.weights[0]), grad);
+    let (of_weight, of_grad) = (address(&weight), address(&grad));
+    let run = || {
+        thread::scope(|scope| scope.spawn(|| drop(foreign)).join().unwrap());
+        drop(grad);
+        weight
+    };
+    model.weights[0] = step(of_weight, of_grad, run, address);
+    let snapshot = recording.finish().unwrap();
+    assert!(bytes(&snapshot, Category::Other).contains(&(4 * 2345, None)));
+    assert_eq!(bytes(&snapshot, Category::OptimizerState), []);
+}
+
+/// What was before them takes no memory, and they are recorded as if it had not been.
+fn late_steps() {
+    const LATE: usize = 200;
+    let mut model = Model::new();
+    let mut snapshots = [1, LATE].map(|first| {
+        let recording = Recorder::new("slices").with_steps(first..first + 1);
+        let recording = recording.start().unwrap();
+        (0..first / 2 + 1).for_each(|_| model.train(false));
+        let before = PeakAlloc.current_usage();
+        (first / 2 + 1..first).for_each(|_| model.train(false));
+        assert!(PeakAlloc.current_usage() < before + 4096, "{first}");
+        model.train(false);
+        recording.finish().unwrap()
+    });
+    for snapshot in &mut snapshots {
+        snapshot.times.clear();
+    }
+    let [early, late] = snapshots;
+    assert_eq!(late.phases, early.phases);
+    let held = |snapshot: &Snapshot| {
+        let holders = snapshot.holders.iter();
+        let held = holders.map(|held| (held.bytes, held.category, held.from, held.until));
+        held.filter(|held| held.1 != Category::Other)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(held(&late), held(&early));
 }
 
 fn errors() {

@@ -20,7 +20,7 @@ pub struct TrainSettings {
     /// Shape of the model
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]
     pub preset: Preset,
-    /// Width and height of an image [default: those of the data, rounded up to whole patches]
+    /// Width and height of an image [default: those of the data, at most 224, rounded up to whole patches]
     #[arg(long, value_name = "PIXELS", value_parser = within(PIXELS))]
     pub image_size: Option<usize>,
     /// Width and height of a patch [default: the preset's]

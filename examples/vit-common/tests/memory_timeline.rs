@@ -70,4 +70,13 @@ fn what_cannot_be_recorded_is_an_error() {
         assert_eq!(home.folder("short").exists(), begins);
         let _ = std::fs::remove_dir_all(home.folder("short"));
     }
+    // What has ended has its results, whatever has become of the recording.
+    let mut short = train(
+        &home.folder("ended"),
+        "--patch-size 4 --batch-size 40 --epochs 1",
+    );
+    short.arg("--data").arg(&images);
+    short.arg("--memory-timeline").arg(&file);
+    assert_eq!(fails(&mut short, &["nothing was recorded"]), 1);
+    assert!(home.folder("ended/results.json").exists());
 }

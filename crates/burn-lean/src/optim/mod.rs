@@ -61,7 +61,7 @@ pub use radam::{RAdam, RAdamConfig, RAdamState};
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
-use crate::path::{Path, PathVisitor, WithPaths};
+use crate::path::{Path, PathVisitor, WithPaths, is_embedding};
 use settings::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
@@ -177,8 +177,7 @@ fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
     }
     impl PathVisitor for Embeddings {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-            let container = path.last().map(|(_, container)| container);
-            if container.is_some_and(|container| container.contains("Embedding")) {
+            if is_embedding(path) {
                 self.shapes.push(param.shape());
             }
         }

@@ -5,10 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Embedding, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 use burn_lean::timeline::{self, Category, Heap, Recorder, Snapshot};
 use burn_lean::{WithGradientRelease, checkpoint, operations};
@@ -317,6 +317,21 @@ fn a_recording_changes_no_weight() {
     assert_eq!(bits(&again.materialize()), before);
     assert_eq!(bits(&recorded(Optimizer::release(), size, plain).1), before);
     assert_eq!(ordinary(Optimizer::release()), before);
+}
+
+/// Moments of embeddings keep 32 bits, so that their states are foretold otherwise.
+#[test]
+fn embeddings_are_told() {
+    let _alone = alone();
+    let recording = Recorder::new("embedding").with_steps(0..1).start().unwrap();
+    let model = EmbeddingConfig::new(300, 8).init(&Device::flex().autodiff());
+    // One that is not initialized is not known yet.
+    model.weight.val();
+    let ids = Tensor::<2, Int>::zeros([1, 4], &Device::flex());
+    timeline::forward(&model, || model.forward(ids).mean());
+    let snapshot = recording.finish().unwrap();
+    let told = snapshot.parameters.iter().map(|it| it.is_embedding);
+    assert!(told.eq([true]));
 }
 
 /// Whether a peak is foretold, to a twentieth.

@@ -9,9 +9,10 @@ use crate::snapshot::Snapshot;
 pub enum Stepping {
     /// As recorded.
     Recorded,
-    /// Adam or AdamW in one pass over memory: the same weights, without temporaries.
+    /// Adam or AdamW in one pass over memory, without temporaries: the same weights, if it was
+    /// recorded with that.
     InOnePass,
-    /// In one pass with moments in 8 bits: other weights.
+    /// The same with moments in 8 bits: other weights.
     EightBit,
 }
 
@@ -22,7 +23,7 @@ pub struct Choice {
     pub release: bool,
     /// How the optimizer steps.
     pub stepping: Stepping,
-    /// Upper bound of the peak.
+    /// The estimated peak.
     pub peak: u64,
 }
 
@@ -40,7 +41,7 @@ impl Choice {
         let recorded = Estimate::of(snapshot, totals)?;
         let mut all = vec![(Stepping::Recorded, recorded.recorded, recorded.most)];
         let exact = StatesEstimate::of_adamw(snapshot, totals)?;
-        // Another optimizer has other states than Adam's, and no twin in one pass here.
+        // Most others have other states than Adam's. LAMB's are as large.
         if exact.before.abs_diff(exact.after) * 50 <= exact.after {
             all.push((Stepping::InOnePass, exact.plain, exact.most));
             let small = StatesEstimate::of_8_bit_adamw(snapshot, totals)?;

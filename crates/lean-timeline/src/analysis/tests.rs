@@ -44,6 +44,7 @@ fn snapshot(ticks: usize, holders: Vec<Holder>) -> Snapshot {
         path: path.into(),
         shape: vec![10],
         bytes: 40,
+        is_embedding: false,
     };
     Snapshot {
         parameters: vec![parameter("one.weight"), parameter("two.weight")],
@@ -322,6 +323,36 @@ fn there_is_no_estimate_of_what_it_cannot_know() {
     twice.phases[1].until = 4;
     twice.phases.insert(2, phase(PhaseKind::Backward, 4, 6));
     assert_eq!(estimate(&twice), Err(NoEstimate::Accumulates(2)));
+
+    // The same with a forward pass for each.
+    let mut twice = step();
+    let first = [
+        phase(PhaseKind::Forward, 0, 1),
+        phase(PhaseKind::Backward, 1, 2),
+    ];
+    twice
+        .phases
+        .iter_mut()
+        .for_each(|phase| phase.iteration = 1);
+    twice.phases.splice(0..0, first);
+    assert_eq!(estimate(&twice), Err(NoEstimate::Accumulates(2)));
+}
+
+/// And so does what has its shape, as a head that is tied to it.
+#[test]
+fn moments_of_an_embedding_keep_32_bits() {
+    let mut snapshot = step();
+    snapshot.parameters[0].shape = vec![64, 64];
+    snapshot.parameters[1].shape = vec![64, 64];
+    let after = |snapshot: &Snapshot| {
+        let totals = Totals::of(snapshot);
+        StatesEstimate::of_8_bit_adamw(snapshot, &totals)
+            .unwrap()
+            .after
+    };
+    assert_eq!(after(&snapshot), 2 * 2 * (4096 + 4 * 32));
+    snapshot.parameters[1].is_embedding = true;
+    assert_eq!(after(&snapshot), 2 * 8 * 4096);
 }
 
 #[test]

@@ -16,7 +16,7 @@
 //! let weight = vec![1.0_f32; 1000];
 //! let address = weight.as_ptr().addr();
 //! let parameters = || {
-//!     let parameter = Parameter { path: "weight".into(), shape: vec![1000], bytes: 4000 };
+//!     let parameter = Parameter { path: "weight".into(), shape: vec![1000], bytes: 4000, is_embedding: false };
 //!     vec![(parameter, address)]
 //! };
 //! let activation = forward("slices", parameters, || vec![2.0_f32; 500]);

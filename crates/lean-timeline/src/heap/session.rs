@@ -77,11 +77,15 @@ impl Session {
         self.operation = work;
     }
 
-    pub(super) fn released(&mut self, address: usize) {
-        if let Some(ledger) = &mut self.ledger
-            && let Some(block) = ledger.at(address)
-        {
-            ledger.release_unwatched(block);
+    /// `work` as in [`allocated`](Self::allocated).
+    pub(super) fn released(&mut self, address: usize, work: Option<&'static str>) {
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        match (ledger.at(address), work) {
+            (Some(block), Some(_)) => ledger.release_unwatched(block),
+            (Some(block), None) => ledger.release(block),
+            (None, _) => {}
         }
     }
 
@@ -94,6 +98,9 @@ impl Session {
         self.read = None;
         if let Some(ledger) = &mut self.ledger {
             ledger.end_activations();
+            if self.passes <= self.plan.steps.start {
+                ledger.forget_the_past();
+            }
             ledger.begin_pass(PhaseKind::Forward);
             if self.passes == self.plan.steps.start {
                 self.begin = Some(ledger.now() - 1);

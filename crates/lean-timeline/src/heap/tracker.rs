@@ -82,7 +82,7 @@ impl AllocationTracker for Tracker {
         if bytes >= SMALL {
             if tracked.live.insert(address, bytes).is_some() {
                 tracked.overtaken.push(address);
-                tracked.record(|session| session.released(address));
+                tracked.record(|session| session.released(address, None));
             }
             tracked.record(|session| session.allocated(address, bytes, work()));
         }
@@ -106,7 +106,7 @@ impl AllocationTracker for Tracker {
                 return;
             }
             tracked.live.remove(&address);
-            tracked.record(|session| session.released(address));
+            tracked.record(|session| session.released(address, work()));
         }
     }
 }

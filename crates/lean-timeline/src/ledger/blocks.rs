@@ -102,6 +102,20 @@ impl Blocks {
             (block.purposes.capacity() - capacity) * size_of::<(usize, Purpose)>();
     }
 
+    /// Forgets the blocks that have ended. The others exist from the first tick on, for what they are
+    /// for now.
+    pub(super) fn keep_live(&mut self) {
+        for mut block in std::mem::take(self).blocks {
+            if block.is_live() {
+                let purpose = block.purpose().map(|purpose| (0, purpose));
+                block.purposes = Vec::from_iter(purpose);
+                block.from = 0;
+                self.purpose_bytes += block.purposes.capacity() * size_of::<(usize, Purpose)>();
+                self.insert(block);
+            }
+        }
+    }
+
     /// Bytes of the blocks that are live at a tick.
     pub(super) fn live_bytes(&self, tick: usize) -> u64 {
         let live = self

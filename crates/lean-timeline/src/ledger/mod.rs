@@ -196,6 +196,20 @@ impl Ledger {
         }
     }
 
+    /// Begins anew with the memory that is in use, and what it is for. Between passes, after
+    /// [`end_activations`](Self::end_activations).
+    pub fn forget_the_past(&mut self) {
+        let in_use = self.samples.last().copied();
+        self.clock = Clock::start();
+        self.blocks.keep_live();
+        self.first_activation = self.blocks.len();
+        self.phases.keep_count();
+        self.samples = Samples::default();
+        if let Some(Sample { in_use, .. }) = in_use {
+            self.sample(in_use, in_use, None);
+        }
+    }
+
     fn assign(&mut self, block: BlockId, category: Category, parameter: Option<usize>) {
         self.blocks
             .assign(block, category, parameter, self.clock.now());

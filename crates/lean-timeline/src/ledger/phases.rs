@@ -106,6 +106,14 @@ impl Phases {
         }
     }
 
+    /// Forgets the phases so far, but not how many training steps they were.
+    pub(super) fn keep_count(&mut self) {
+        *self = Self {
+            iterations: self.iterations,
+            ..Self::default()
+        };
+    }
+
     pub(super) fn into_phases(self) -> Vec<Phase> {
         self.phases
     }

@@ -12,6 +12,10 @@ impl Samples {
         self.samples.first()
     }
 
+    pub(super) fn last(&self) -> Option<&Sample> {
+        self.samples.last()
+    }
+
     /// Adds a sample. One of the same tick as the last, from an operation that allocated nothing,
     /// is merged with it.
     pub(super) fn add(&mut self, sample: Sample) {

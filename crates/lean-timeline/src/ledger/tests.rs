@@ -26,6 +26,7 @@ fn with_parameter() -> (Ledger, BlockId) {
         path: "weight".into(),
         shape: vec![25],
         bytes: 100,
+        is_embedding: false,
     };
     ledger.register_parameter(parameter, block);
     (ledger, block)

@@ -64,6 +64,9 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// Its size in bytes.
     pub bytes: u64,
+    /// Whether it is that of an embedding.
+    #[serde(default)]
+    pub is_embedding: bool,
 }
 
 /// The purpose for which memory is held.

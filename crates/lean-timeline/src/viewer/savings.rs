@@ -64,8 +64,8 @@ fn words(choice: &Choice) -> (&'static str, &'static str, &'static str) {
     };
     let (optimizer, weights) = match choice.stepping {
         Stepping::Recorded => ("as recorded", "the same"),
-        Stepping::InOnePass => ("in one pass", "the same"),
-        Stepping::EightBit => ("in one pass, moments in 8 bits", "other"),
+        Stepping::InOnePass => ("Adam in one pass", "the same, if Adam's"),
+        Stepping::EightBit => ("Adam in one pass, moments in 8 bits", "other"),
     };
     (release, optimizer, weights)
 }

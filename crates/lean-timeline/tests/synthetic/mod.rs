@@ -105,6 +105,7 @@ impl Training {
             path,
             shape: shape.into(),
             bytes: 4 * shape.iter().product::<usize>() as u64,
+            is_embedding: false,
         };
         let mut model = vec![
             parameter("embed.patch.weight".into(), &[width, 3, 16, 16]),
@@ -352,7 +353,9 @@ impl<'a> Tape<'a> {
 
     /// Makes the activation that a layer leaves for the backward pass, if it leaves one.
     fn layer(&mut self, number: usize) -> Option<Held> {
-        let Parameter { path, shape, bytes } = &self.snapshot.parameters[number];
+        let Parameter {
+            path, shape, bytes, ..
+        } = &self.snapshot.parameters[number];
         let (is_matrix, bytes) = (shape.len() > 1, *bytes);
         let widening = match path {
             path if path.ends_with("query_key_value.weight") => 3,

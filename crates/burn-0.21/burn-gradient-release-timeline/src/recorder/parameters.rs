@@ -17,7 +17,8 @@ pub(super) fn of<B: AutodiffBackend, M: Module<B>>(model: &M) -> Vec<(Parameter,
 
 #[derive(Default)]
 struct Visitor {
-    path: Vec<String>,
+    /// The names and the container types of the modules around a parameter.
+    path: Vec<(String, String)>,
     parameters: Vec<(Parameter, Option<Entry>)>,
 }
 
@@ -28,8 +29,11 @@ impl Visitor {
     ) {
         if let Some(handle) = lookup::handle_of(tensor) {
             let shape = tensor.shape();
+            let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
+            let container = self.path.last().map(|(_, container)| container);
             let parameter = Parameter {
-                path: self.path.join("."),
+                path: names.join("."),
+                is_embedding: container.is_some_and(|it| it.contains("Embedding")),
                 bytes: (shape.num_elements() * tensor.dtype().size()) as u64,
                 shape: shape.to_vec(),
             };
@@ -51,8 +55,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Visitor {
         self.add(&param.val().inner());
     }
 
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push((name.to_owned(), container_type.to_owned()));
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {

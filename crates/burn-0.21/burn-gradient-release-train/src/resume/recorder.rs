@@ -13,7 +13,7 @@ use burn::{
 use lean_run_folder::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
-    publish, remove,
+    folder_of, publish, remove,
 };
 use serde::{
     Serialize,
@@ -108,7 +108,7 @@ impl<R> AtomicFileRecorder<R> {
             epoch.is_some_and(|epoch| epoch.parse::<usize>().is_ok())
                 && Path::new(name).extension() == file.extension()
         };
-        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")), is_own)
+        checksum::remove_orphans(folder_of(file), is_own)
     }
 
     fn verify<B: Backend>(&self, file: &Path) -> Result<(), RecorderError>

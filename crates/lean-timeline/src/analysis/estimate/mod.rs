@@ -153,6 +153,15 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
         return Err(NoEstimate::IsReleased);
     }
     let has = |phases: &[Phase], kind| phases.iter().any(|phase| phase.kind == kind);
+    // Micro-batches, each with a forward pass. The last one may have been cut off.
+    let unstepped =
+        iterations.values().rev().skip(1).filter(|phases| {
+            has(phases, PhaseKind::Backward) && !has(phases, PhaseKind::Optimizer)
+        });
+    let unstepped = unstepped.count();
+    if unstepped > 0 {
+        return Err(NoEstimate::Accumulates(unstepped + 1));
+    }
     let complete = iterations.into_iter().filter(|(_, phases)| {
         has(phases, PhaseKind::Forward)
             && has(phases, PhaseKind::Backward)

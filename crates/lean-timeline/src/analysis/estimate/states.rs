@@ -74,15 +74,17 @@ impl StatesEstimate {
     }
 
     /// AdamW in one pass with moments in 8 bits: 2.06 bytes of states for each element, and 8 in
-    /// parameters of fewer than 4096 elements, which keep 32 bits.
+    /// parameters of the shape of an embedding or of fewer than 4096 elements, which keep 32 bits.
     ///
     /// # Errors
     ///
     /// As [`of`](Self::of).
     pub fn of_8_bit_adamw(snapshot: &Snapshot, totals: &Totals) -> Result<Self, NoEstimate> {
+        let embeddings = snapshot.parameters.iter().filter(|it| it.is_embedding);
+        let embeddings: Vec<_> = embeddings.map(|embedding| &embedding.shape).collect();
         Self::of(snapshot, totals, |parameter| {
             let elements = elements(parameter);
-            match elements < 4096 {
+            match elements < 4096 || embeddings.contains(&&parameter.shape) {
                 true => 8 * elements,
                 // A scale of 4 bytes for 128 elements.
                 false => 2 * (elements + 4 * elements.div_ceil(128)),

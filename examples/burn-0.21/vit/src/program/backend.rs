@@ -1,6 +1,6 @@
 //! Selects Burn's types by the names on the command line.
 
-use crate::train::Train;
+use crate::train::{Ended, Train};
 use anyhow::{Result, bail};
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{
@@ -24,11 +24,10 @@ use vit_0_21::config::{BackendKind, Checkpointing, Mode};
 use vit_0_21::memory::Heap;
 use vit_0_21::memory::Memory;
 use vit_common::parallel::local_rank;
-use vit_common::run::Ending;
 
 /// Trains with the types that the settings name, and counts the memory. If a memory timeline can be
 /// recorded, the backend is wrapped for it.
-pub(crate) fn run(train: Train<'_>) -> Result<Ending> {
+pub(crate) fn run(train: Train<'_>) -> Result<Ended> {
     let engine = &train.run.settings.engine;
     match engine.backend {
         #[cfg(feature = "flex")]
@@ -63,7 +62,7 @@ fn metered<B: MeteredBackend>(device: &Device<B>) -> Memory {
 }
 
 /// Trains on this backend, in the mode and with the checkpointing of the settings.
-fn on<B: LeanBackend>(train: Train<'_>, memory: fn(&Device<B>) -> Memory) -> Result<Ending> {
+fn on<B: LeanBackend>(train: Train<'_>, memory: fn(&Device<B>) -> Memory) -> Result<Ended> {
     let device = device_of_this_process::<B>();
     let memory = memory(&device);
     match train.run.settings.engine.checkpointing {
@@ -78,7 +77,7 @@ fn with<B: LeanBackend, C: CheckpointStrategy>(
     train: Train<'_>,
     device: Device<B>,
     memory: Memory,
-) -> Result<Ending> {
+) -> Result<Ended> {
     match train.run.settings.engine.mode {
         Mode::Plain => train.plain::<Autodiff<B, C>>(device, memory),
         Mode::Release => train.release::<GradientRelease<Autodiff<B, C>>>(device, memory),

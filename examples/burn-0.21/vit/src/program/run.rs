@@ -46,7 +46,7 @@ fn train(
         remove_metrics(run.folder.path())?;
     }
     let parallel = replicas.cloned().map(DataParallel::new);
-    let ending = backend::run(Train {
+    let (ending, recorded) = backend::run(Train {
         run: &run,
         options,
         parallel: match options.shard_optimizer {
@@ -55,7 +55,10 @@ fn train(
         },
         interrupter: interrupter()?,
     })?;
-    run.end(PROGRAM, options, ending)
+    // The results are there, whatever has become of the recording.
+    let code = run.end(PROGRAM, options, ending)?;
+    recorded?;
+    Ok(code)
 }
 
 /// Stops the training after its batch at Ctrl-C, and where a terminal is closed or a batch system

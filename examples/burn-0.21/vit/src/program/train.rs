@@ -62,6 +62,9 @@ pub(crate) struct Train<'a> {
     pub(crate) interrupter: Interrupter,
 }
 
+/// How a run has ended, and what has become of the recording of its memory.
+pub(crate) type Ended = (Ending, Result<()>);
+
 /// Burn's runner for a model on this backend with this optimizer.
 type Training<B, O> =
     SupervisedTraining<LearningComponentsMarker<B, ComposedLrScheduler, Vit<B>, O>>;
@@ -72,7 +75,7 @@ impl Train<'_> {
         self,
         device: Device<B>,
         memory: Memory,
-    ) -> Result<Ending> {
+    ) -> Result<Ended> {
         let memory = HighWater::start(memory);
         let Settings { train, engine, .. } = &self.run.settings;
         with_optimizer!(engine.optimizer, train.weight_decay, B, |optimizer, _| {
@@ -86,7 +89,7 @@ impl Train<'_> {
         self,
         device: Device<B>,
         memory: Memory,
-    ) -> Result<Ending> {
+    ) -> Result<Ended> {
         let memory = HighWater::start(memory);
         let monitor = StepMonitor::new().with_memory(memory.clone());
         let settings = &self.run.settings;
@@ -139,7 +142,7 @@ impl Train<'_> {
         optimizer: O,
         memory: &HighWater,
         adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
-    ) -> Result<Ending>
+    ) -> Result<Ended>
     where
         B: AutodiffBackend,
         O: Optimizer<Vit<B>, B> + 'static,
@@ -193,9 +196,8 @@ impl Train<'_> {
         }
         let LearningResult { model, .. } = adapt(training).launch(learner);
         let ending = self.end(&model, &*valid, memory);
-        let recorded = recording.map(Recording::finish).transpose();
-        recorded.context("no memory timeline")?;
-        ending
+        let recorded = recording.map(Recording::finish).transpose().map(drop);
+        Ok((ending?, recorded.context("no memory timeline")))
     }
 
     fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
