@@ -14,9 +14,6 @@ use crate::{
     error::at,
 };
 
-/// The parts that the file checkpointer of Burn's `Learner` writes for an epoch.
-pub const LEARNER_PARTS: [&str; 3] = ["model", "optim", "scheduler"];
-
 /// The extensions that Burn's recorders give them.
 const EXTENSIONS: [&str; 7] = ["bin", "bin.gz", "bpk", "json", "json.gz", "mpk", "mpk.gz"];
 
@@ -388,6 +385,7 @@ fn new_folder_beside(folder: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learner::PARTS as LEARNER_PARTS;
     use std::collections::BTreeSet;
     use tempfile::TempDir;
 
