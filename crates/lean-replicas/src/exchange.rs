@@ -13,10 +13,11 @@ use std::{
 
 use crate::{
     Replicas,
+    channel::lock,
     error::ReplicaError,
     mean::{Summand, To, mean},
     model::Known,
-    replicas::{Pending, lock},
+    replicas::Pending,
     segments::{broadcast, gather},
     sharding::owners,
 };

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod communicator;
 mod error;
 mod exchange;

@@ -27,7 +27,6 @@ pub(crate) fn train() -> Result<Classifier> {
         .with_training_strategy(GradientReleaseStrategy::new(device).into())
         .num_epochs(EPOCHS)
         .summary();
-    Ok(training
-        .launch(release_learner(model, optim, schedule))
-        .model)
+    let learner = release_learner(model, optim, schedule);
+    Ok(training.launch(learner).model)
 }

@@ -25,5 +25,6 @@ pub(crate) fn train() -> Result<Classifier> {
         .with_default_checkpointers()
         .num_epochs(EPOCHS)
         .summary();
-    Ok(training.launch(Learner::new(model, optim, schedule)).model)
+    let learner = Learner::new(model, optim, schedule);
+    Ok(training.launch(learner).model)
 }

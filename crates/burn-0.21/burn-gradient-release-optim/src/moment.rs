@@ -185,9 +185,6 @@ impl<B: Backend> EightBit<B> {
     }
 }
 
-/// Blocks of the numbers in 8 bits that earlier versions saved.
-const BLOCK_BEFORE: usize = 256;
-
 /// A [`Moment`] as it is saved: Burn's data of a tensor.
 ///
 /// In 8 bits its type is `i8` with signs and `u8` without, and its bytes are the codes, followed by
@@ -207,15 +204,8 @@ impl<'de> Deserialize<'de> for MomentItem {
         let data = TensorData::deserialize(deserializer)?;
         let numbers = data.shape.num_elements();
         let found = data.bytes.len();
-        let in_8_bits = |block| numbers + 4 * numbers.div_ceil(block);
         let (size, what) = match data.dtype {
-            DType::U8 | DType::I8 if numbers > BLOCK && found == in_8_bits(BLOCK_BEFORE) => {
-                return Err(D::Error::custom(
-                    "the moment is in 8 bits of the dynamic map, which earlier versions had and this \
-                     one cannot read: go on with that version in 32 bits for a step, and save those",
-                ));
-            }
-            DType::U8 | DType::I8 => (in_8_bits(BLOCK), "8 bits"),
+            DType::U8 | DType::I8 => (numbers + 4 * numbers.div_ceil(BLOCK), "8 bits"),
             dtype if dtype.is_float() => (numbers * dtype.size(), "floats"),
             dtype => {
                 let message =

@@ -31,7 +31,7 @@ mod util;
 pub use backend::{GradientRelease, ReleaseBackend};
 pub use error::{Refused, ReleaseError};
 pub use groups::{
-    Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
+    Either, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
     ParamGroupError,
 };
 pub use optimizer::{

@@ -244,33 +244,20 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
             epsilon,
         } = self;
         let dims = input.dims();
-        let input = as_rows(input);
-        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-        let gain = gamma.cast(wide).unsqueeze::<2>();
-        let mut affine = AffineGradients::zeros(&gain, operands);
-        let wanted = affine.wanted();
-        let grad = as_rows(grad.tensor::<D>());
-        let of_affine = |chunk, grad: &Tensor<2>| {
-            let rows = input.clone().slice([chunk]).cast(wide);
-            let (normal, deviation) = normalized(statistic, rows, epsilon);
-            let sums = wanted.sums(grad, &normal, |rows| rows.sum_dim(0));
-            (sums, normal, deviation)
-        };
-        if operands.wants(INPUT) {
-            let map = |chunk, [grad]: [Tensor<2>; 1]| {
-                let grad = grad.cast(wide);
-                let (sums, normal, deviation) = of_affine(chunk, &grad);
-                let grad = grad * gain.clone();
-                let grad = input_gradient(statistic, grad, normal, deviation).cast(dtype);
-                ([grad], sums)
-            };
-            let [grad] = map_rows_with([grad], map, |sums| affine.add(sums));
+        let gain = gamma.cast(wide(input.dtype())).unsqueeze::<2>();
+        let of_input = chunked_backward(
+            [as_rows(input), as_rows(grad.tensor::<D>())],
+            &gain,
+            operands,
+            |rows| normalized(statistic, rows, epsilon),
+            |rows| rows.sum_dim(0),
+            |grad, normal, deviation| {
+                input_gradient(statistic, grad * gain.clone(), normal, deviation)
+            },
+        );
+        if let Some(grad) = of_input {
             operands.give(INPUT, shaped(grad, dims));
-        } else {
-            let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
-            fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands);
     }
 }
 
@@ -336,48 +323,32 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
     const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
-        let one = || Tensor::<1>::ones([self.channels], (&self.input.device(), wide));
-        let gain = self
-            .gamma
-            .clone()
-            .map_or_else(one, |gamma| gamma.cast(wide));
-        let mut affine = AffineGradients::zeros(&gain.clone().unsqueeze(), operands);
-        let wanted = affine.wanted();
-        let gain = gain.reshape([1, self.channels, 1]);
-        let input = self.by_batch(self.input.clone());
-        let grad = self.by_batch(grad.tensor::<D>());
-        let of_affine = |chunk, grad: &Tensor<2>| {
-            let rows = input.clone().slice([chunk]).cast(wide);
-            let (normal, deviation) = self.normalized(rows);
-            let of_channels = |rows: Tensor<2>| {
+        let wide = wide(self.input.dtype());
+        let gain = match &self.gamma {
+            Some(gamma) => gamma.clone().cast(wide),
+            None => Tensor::ones([self.channels], (&self.input.device(), wide)),
+        };
+        let of_channels = gain.clone().reshape([1, self.channels, 1]);
+        let of_input = chunked_backward(
+            [self.input.clone(), grad.tensor::<D>()].map(|tensor| self.by_batch(tensor)),
+            &gain.unsqueeze(),
+            operands,
+            |rows| self.normalized(rows),
+            |rows| {
                 let sums = self.by_channel(rows).sum_dim(2).sum_dim(0);
                 sums.reshape([1, self.channels])
-            };
-            let sums = wanted.sums(grad, &normal, of_channels);
-            (sums, normal, deviation)
-        };
-        if operands.wants(INPUT) {
-            let map = |chunk, [grad]: [Tensor<2>; 1]| {
+            },
+            |grad, normal, deviation| {
                 let dims = grad.dims();
-                let grad = grad.cast(wide);
-                let (sums, normal, deviation) = of_affine(chunk, &grad);
-                let grad = (self.by_channel(grad) * gain.clone()).reshape(dims);
-                let grad = input_gradient(
-                    Statistic::MeanAndVariance,
-                    self.by_group(grad),
-                    self.by_group(normal),
-                    deviation,
-                );
-                ([grad.reshape(dims).cast(dtype)], sums)
-            };
-            let [grad] = map_rows_with([grad], map, |sums| affine.add(sums));
+                let grad = (self.by_channel(grad) * of_channels.clone()).reshape(dims);
+                let [grad, normal] = [grad, normal].map(|rows| self.by_group(rows));
+                let statistic = Statistic::MeanAndVariance;
+                input_gradient(statistic, grad, normal, deviation).reshape(dims)
+            },
+        );
+        if let Some(grad) = of_input {
             operands.give(INPUT, shaped(grad, self.input.dims()));
-        } else {
-            let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
-            fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands);
     }
 }
 
@@ -411,63 +382,55 @@ fn input_gradient(
     (centered - normal * along) / deviation
 }
 
-/// The gradients of gamma and beta: sums over rows, of chunk after chunk.
-struct AffineGradients {
-    /// `[1, width]`, of those that are wanted.
-    sums: AffineSums,
-}
-
-/// `[1, width]` for gamma and beta.
-type AffineSums = [Option<Tensor<2>>; 2];
-
-/// Which of gamma and beta need a gradient.
-#[derive(Clone, Copy)]
-struct WantedAffine {
-    gamma: bool,
-    beta: bool,
-}
-
-impl WantedAffine {
-    /// The sums of one chunk. `sum` is from rows to `[1, width]`.
-    fn sums(
-        self,
-        grad: &Tensor<2>,
-        normal: &Tensor<2>,
-        sum: impl Fn(Tensor<2>) -> Tensor<2>,
-    ) -> AffineSums {
-        let of_gamma = || sum(grad.clone() * normal.clone());
-        let of_beta = || sum(grad.clone());
-        [self.gamma.then(of_gamma), self.beta.then(of_beta)]
-    }
-}
-
-impl AffineGradients {
-    /// Zeros of the shape and type of `like`, which is `[1, width]`.
-    fn zeros(like: &Tensor<2>, operands: &OperandGradients<'_, 3>) -> Self {
-        let zeros = |at| operands.wants(at).then(|| like.zeros_like());
-        Self {
-            sums: [zeros(GAMMA), zeros(BETA)],
-        }
-    }
-
-    fn wanted(&self) -> WantedAffine {
-        let [gamma, beta] = self.sums.each_ref().map(Option::is_some);
-        WantedAffine { gamma, beta }
-    }
-
-    fn add(&mut self, sums: AffineSums) {
-        for (total, sum) in self.sums.iter_mut().zip(sums) {
+/// Gives gamma and beta their gradients, and returns that of the input, if it is wanted. Works on
+/// chunks of rows, and computes their statistics again. `gain`, `[1, channels]`, and what the
+/// functions get and return are wide:
+///
+/// - `normalize`: from rows to the normalized ones and their deviations;
+/// - `sum`: from rows to `[1, channels]`;
+/// - `of_input`: from the gradient of rows, the normalized ones and their deviations.
+fn chunked_backward(
+    [input, grad]: [Tensor<2>; 2],
+    gain: &Tensor<2>,
+    operands: &mut OperandGradients<'_, 3>,
+    normalize: impl Fn(Tensor<2>) -> (Tensor<2>, Tensor<2>) + Sync,
+    sum: impl Fn(Tensor<2>) -> Tensor<2> + Sync,
+    of_input: impl Fn(Tensor<2>, Tensor<2>, Tensor<2>) -> Tensor<2> + Sync,
+) -> Option<Tensor<2>> {
+    let (dtype, wide) = (input.dtype(), gain.dtype());
+    let wants = [GAMMA, BETA].map(|at| operands.wants(at));
+    let mut totals = wants.map(|is_wanted| is_wanted.then(|| gain.zeros_like()));
+    let add = |sums: [Option<Tensor<2>>; 2]| {
+        for (total, sum) in totals.iter_mut().zip(sums) {
             if let (Some(total), Some(sum)) = (total, sum) {
                 total.inplace(|total| total + sum);
             }
         }
-    }
-
-    fn give(self, operands: &mut OperandGradients<'_, 3>) {
-        for (at, sum) in [GAMMA, BETA].into_iter().zip(self.sums) {
-            if let Some(sum) = sum {
-                operands.give(at, sum.squeeze_dim::<1>(0));
-            }
+    };
+    let of_affine = |chunk, grad: &Tensor<2>| {
+        let (normal, deviation) = normalize(input.clone().slice([chunk]).cast(wide));
+        let [of_gamma, of_beta] = wants;
+        let of_gamma = of_gamma.then(|| sum(grad.clone() * normal.clone()));
+        let of_beta = of_beta.then(|| sum(grad.clone()));
+        ([of_gamma, of_beta], normal, deviation)
+    };
+    let grad = if operands.wants(INPUT) {
+        let map = |chunk, [grad]: [Tensor<2>; 1]| {
+            let grad = grad.cast(wide);
+            let (sums, normal, deviation) = of_affine(chunk, &grad);
+            ([of_input(grad, normal, deviation).cast(dtype)], sums)
+        };
+        let [grad] = map_rows_with([grad], map, add);
+        Some(grad)
+    } else {
+        let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
+        fold_rows(&grad, compute, add);
+        None
+    };
+    for (at, total) in [GAMMA, BETA].into_iter().zip(totals) {
+        if let Some(total) = total {
+            operands.give(at, total.squeeze_dim::<1>(0));
         }
     }
+    grad
 }

@@ -144,9 +144,6 @@ impl EightBit {
 
 const SCALES: &str = "scales";
 
-/// Blocks of the numbers in 8 bits that earlier versions saved.
-const BLOCK_BEFORE: usize = 256;
-
 /// A moment in 8 bits is a tensor of its codes, `i8` with signs and `u8` without, and the scales
 /// under the same name with `.scales`. The shape has one dimension more than the parameter, of one
 /// element: Burn's own optimizers would take the codes for numbers, and refuse the rank.
@@ -169,9 +166,6 @@ impl<const D: usize> Field for Moment<D> {
         }
     }
 
-    /// # Panics
-    ///
-    /// If it is in 8 bits of the dynamic map, which earlier versions had.
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let data = source.take_tensor("", name)?;
         let kind = match data.dtype() {
@@ -188,14 +182,7 @@ impl<const D: usize> Field for Moment<D> {
         }
         shape.remove(D);
         let scales: Vec<f32> = source.take_tensor(name, SCALES)?.try_into_vec().ok()?;
-        let numbers = shape.num_elements();
-        assert!(
-            scales.len() != numbers.div_ceil(BLOCK_BEFORE) || numbers <= BLOCK,
-            "the moment {name} of this record is in 8 bits of the dynamic map, which earlier versions \
-             had and this one cannot read: go on with that version in 32 bits for a step, and save \
-             those"
-        );
-        if scales.len() != numbers.div_ceil(BLOCK) {
+        if scales.len() != shape.num_elements().div_ceil(BLOCK) {
             return None;
         }
         let words = pack(&codes, &scales);

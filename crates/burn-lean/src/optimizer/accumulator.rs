@@ -119,12 +119,8 @@ impl ReleaseAccumulator {
     ///
     /// # Errors
     ///
-    /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run, and its
-    ///   [`accumulate`](Self::accumulate) has not;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the sums are with
-    ///   another model, which is armed;
-    /// - those of [`ReleaseOptimizer::try_arm`](crate::ReleaseOptimizer::try_arm) that are about
-    ///   the model.
+    /// A [`ReleaseError`] if the last micro-batch has not [ended](Self::accumulate), the sums are
+    /// with another model, or this one cannot be armed.
     pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
         let checked = self
@@ -181,19 +177,8 @@ impl ReleaseAccumulator {
     ///
     /// # Errors
     ///
-    /// - [`AccumulatedTwice`](ReleaseError::AccumulatedTwice): a second gradient for a parameter in
-    ///   one micro-batch;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that has
-    ///   one;
-    /// - [`GradientChanged`](ReleaseError::GradientChanged): the gradient of such a parameter was
-    ///   changed;
-    /// - [`Taken`](ReleaseError::Taken): a gradient of an earlier backward, which was taken there;
-    /// - [`NoForward`](ReleaseError::NoForward): the armed model has made no forward pass;
-    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer or accumulator has
-    ///   armed a parameter with a gradient;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
-    ///   model that was armed.
+    /// A [`ReleaseError`] if the model or the gradients are not those of this micro-batch, or a
+    /// parameter has got two gradients in it.
     pub fn try_accumulate<M: Module>(
         &mut self,
         model: &M,

@@ -7,10 +7,10 @@
 
 mod data_loader;
 mod recorder;
-mod resume_point;
 #[cfg(test)]
 mod tests;
 
 pub use data_loader::ResumedDataLoader;
+#[doc(inline)]
+pub use lean_run_folder::{resume_point, resume_point_of_run};
 pub use recorder::AtomicFileRecorder;
-pub use resume_point::{resume_point, resume_point_of_run};

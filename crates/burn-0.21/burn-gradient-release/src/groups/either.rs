@@ -1,7 +1,7 @@
 //! Two kinds of optimizer in one type.
 
 use burn::{
-    module::{Param, ParamId},
+    module::Param,
     optim::{
         LearningRate, Optimizer, SimpleOptimizer,
         adaptor::OptimizerAdaptor,
@@ -69,17 +69,6 @@ pub enum Either<A, B> {
     Right(B),
 }
 
-/// The states of two optimizers cannot be joined.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error(
-    "both records have a state for parameter {param}, which is stepped by one optimizer only; \
-     remove it from the record of the other"
-)]
-pub struct JoinError {
-    /// A parameter that is in both.
-    pub param: ParamId,
-}
-
 impl<A, B> Either<A, B> {
     fn side(&self) -> &'static str {
         match self {
@@ -109,34 +98,6 @@ impl<A, B> Either<A, B> {
             }
         }
         (left, right)
-    }
-
-    /// Joins the records of two [`OptimizerAdaptor`]s of plain Burn into one: the reverse of
-    /// [`split_records`](Self::split_records).
-    ///
-    /// # Errors
-    ///
-    /// [`JoinError`] if a parameter is in both.
-    pub fn join_records<BK>(
-        left: Records<A, BK>,
-        right: Records<B, BK>,
-    ) -> Result<Records<Self, BK>, JoinError>
-    where
-        A: SimpleOptimizer<BK::InnerBackend>,
-        B: SimpleOptimizer<BK::InnerBackend>,
-        BK: AutodiffBackend,
-    {
-        let mut joined = Records::<Self, BK>::default();
-        for (param, AdaptorRecord::V1(record)) in left {
-            joined.insert(param, AdaptorRecord::V1(join(Either::Left(record))));
-        }
-        for (param, AdaptorRecord::V1(record)) in right {
-            if joined.contains_key(&param) {
-                return Err(JoinError { param });
-            }
-            joined.insert(param, AdaptorRecord::V1(join(Either::Right(record))));
-        }
-        Ok(joined)
     }
 }
 
@@ -233,26 +194,6 @@ macro_rules! by_rank {
                     }
                     AdaptorRecordV1::$rank(Either::Right(state)) => {
                         Either::Right(AdaptorRecordV1::$rank(state))
-                    }
-                )*
-            }
-        }
-
-        fn join<A, B, BK>(
-            record: Either<AdaptorRecordV1<A, BK>, AdaptorRecordV1<B, BK>>,
-        ) -> AdaptorRecordV1<Either<A, B>, BK>
-        where
-            A: SimpleOptimizer<BK>,
-            B: SimpleOptimizer<BK>,
-            BK: Backend,
-        {
-            match record {
-                $(
-                    Either::Left(AdaptorRecordV1::$rank(state)) => {
-                        AdaptorRecordV1::$rank(Either::Left(state))
-                    }
-                    Either::Right(AdaptorRecordV1::$rank(state)) => {
-                        AdaptorRecordV1::$rank(Either::Right(state))
                     }
                 )*
             }

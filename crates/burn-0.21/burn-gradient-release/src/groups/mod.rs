@@ -8,7 +8,7 @@ mod paths;
 mod tensorless;
 
 pub(crate) use any_scheduler::AnyScheduler;
-pub use either::{Either, JoinError};
+pub use either::Either;
 pub(crate) use module_lr_scheduler::Published;
 pub use module_lr_scheduler::{ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord};
 pub use param_group::{ParamGroup, ParamGroupError};

@@ -106,11 +106,8 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     ///
     /// # Errors
     ///
-    /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run and its
-    ///   [`accumulate`](Self::accumulate) has not;
-    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): a backward panicked midway;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): an optimizer armed a parameter.
+    /// A [`ReleaseError`] if the last micro-batch has not [ended](Self::accumulate) or its backward
+    /// panicked, or the model cannot be armed.
     pub fn try_arm(&mut self, model: M) -> Result<M, Refused<M>> {
         if let Err(error) = self.check_arm(&model) {
             return Err(Refused::new(model, error));
@@ -153,10 +150,8 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     ///
     /// # Errors
     ///
-    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): the backward panicked midway;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): a gradient was added to its sum, but the caller of
-    ///   backward never asked for it;
-    /// - [`WrongModel`](ReleaseError::WrongModel): a parameter that was armed is not in this model.
+    /// A [`ReleaseError`] if the backward of this micro-batch panicked, or the model or the
+    /// gradients are not those of it.
     pub fn try_accumulate(
         &mut self,
         model: &M,

@@ -176,17 +176,10 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
-    ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
-    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
-    ///   loss was scaled for that scaler, or not all alike;
-    /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
-    ///   [`GradientChanged`](ReleaseError::GradientChanged),
-    ///   [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy),
-    ///   [`NoForward`](ReleaseError::NoForward): the gradients are not all, or not those, that
-    ///   would be stepped with;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same.
+    /// A [`ReleaseError`] if no model is armed to measure, a gradient is not finite and there is no
+    /// [`LossScaler`](crate::LossScaler) whose scale could have been too high, the gradients are
+    /// not all, or not those, that would be stepped with, or the replicas of the model do not do
+    /// the same.
     pub fn try_measured<M: Module>(
         &mut self,
         model: &M,

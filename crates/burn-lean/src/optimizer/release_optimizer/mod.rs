@@ -132,28 +132,9 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
-    ///   backward has stepped parameters, and its [`step`](Self::step) has not run;
-    /// - [`Abandoned`](ReleaseError::Abandoned): so has one whose optimizer was dropped since;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same;
-    /// - [`InScope`](ReleaseError::InScope): a scope runs on this thread;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
-    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
-    /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
-    ///   [`Distributed`](ReleaseError::Distributed), [`Backend`](ReleaseError::Backend): a
-    ///   parameter cannot be armed;
-    /// - [`NotMeasured`](ReleaseError::NotMeasured): the gradients are clipped by their global norm,
-    ///   which was not measured ([`two_passes`](Self::two_passes));
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the measured norm,
-    ///   or sums of micro-batches, are of another model;
-    /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflowed where it was measured;
-    /// - [`LossScale`](ReleaseError::LossScale): a gradient has overflowed at the smallest scale;
-    /// - [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
-    ///   [`F32Gradients`](ReleaseError::F32Gradients),
-    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
-    ///   no step can be taken with these settings.
+    /// A [`ReleaseError`] if the model cannot be armed, an earlier step is not finished, the global
+    /// norm to clip by was not measured ([`two_passes`](Self::two_passes)), or no step can be taken
+    /// with these settings.
     pub fn try_arm<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -338,13 +319,8 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
-    ///   backward has stepped parameters;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
-    ///   model that was armed;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another has armed it;
-    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was computed from one;
-    /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
+    /// A [`ReleaseError`] if a backward has stepped parameters, the model is not the one that was
+    /// armed, or it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
         match self.check_disarm(&survey) {
@@ -359,7 +335,7 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// As [`try_disarm`](Self::try_disarm), without `Accumulated`.
+    /// As [`try_disarm`](Self::try_disarm), except for the sums.
     pub fn try_disarm_accumulated<M: Module>(
         &mut self,
         model: M,
@@ -412,8 +388,8 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted);
-    /// - [`Sharded`](ReleaseError::Sharded): this replica has a part of the states.
+    /// A [`ReleaseError`] in the middle of a step, or if this replica has only a part of the
+    /// states.
     pub fn try_to_record(&self) -> Result<OptimizerRecord, ReleaseError> {
         self.check_whole()?;
         self.own_record()

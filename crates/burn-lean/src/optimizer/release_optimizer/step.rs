@@ -40,36 +40,10 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
-    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
-    ///   stepped inside an earlier backward;
-    /// - [`Taken`](ReleaseError::Taken): a gradient of an earlier backward, which was taken there;
-    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer has left the model in mid-step;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that was
-    ///   stepped;
-    /// - [`GradientChanged`](ReleaseError::GradientChanged): the gradient of such a parameter was
-    ///   changed;
-    /// - [`NoForward`](ReleaseError::NoForward): the armed model has made no forward pass;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
-    ///   parameters are not in this model;
-    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
-    /// - [`InScope`](ReleaseError::InScope): a scope runs on this thread;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer or accumulator has
-    ///   armed a parameter;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, where that stops a step;
-    /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
-    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
-    ///   loss was scaled for a [`LossScaler`](crate::LossScaler), or not all alike;
-    /// - [`NotMeasured`](ReleaseError::NotMeasured): clipping by the global norm was asked for when
-    ///   the model was armed;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
-    ///   model is half old, half new;
-    /// - [`LossScale`](ReleaseError::LossScale), [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
-    ///   [`F32Gradients`](ReleaseError::F32Gradients),
-    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
-    ///   as for [`try_arm`](Self::try_arm).
+    /// A [`ReleaseError`] if the rate, the model or the gradients are not those of the backward
+    /// that has stepped, a gradient is not finite where that stops a step, or no step can be taken
+    /// with these settings. After [`Reduction`](ReleaseError::Reduction), where the replicas of the
+    /// model do not do the same, the model is half old, half new.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

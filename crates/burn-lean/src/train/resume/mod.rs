@@ -7,10 +7,10 @@
 
 mod checkpointer;
 mod data_loader;
-mod resume_point;
 
 pub use checkpointer::{
     CheckedFileCheckpointer, checked_checkpointers, checked_checkpointers_of_run,
 };
 pub use data_loader::ResumedDataLoader;
-pub use resume_point::{resume_point, resume_point_of_run};
+#[doc(inline)]
+pub use lean_run_folder::{resume_point, resume_point_of_run};

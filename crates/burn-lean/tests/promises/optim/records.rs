@@ -235,20 +235,3 @@ fn what_is_cut_short_is_not_a_state() {
     flat.tensors.get_mut("p.momentum.moment_2").unwrap().1 = vec![70 * 61];
     assert!(load(&flat).is_none());
 }
-
-/// Earlier versions had other codes, in blocks of 256.
-#[test]
-#[should_panic(expected = "in 8 bits of the dynamic map, which earlier versions had")]
-fn a_record_of_the_dynamic_map_is_refused() {
-    let adamw = AdamWConfig::new().in_one_pass();
-    let adamw = adamw.with_8_bit_moments(&model_with_embedding());
-    let mut noise = Noise(33);
-    let mut run = Run::new(adamw, noise.numbers([70, 61]));
-    run.step(0.01, noise.numbers([70, 61]));
-    let mut before = run.saved();
-    let scales = before.tensors.get_mut("p.momentum.moment_1.scales");
-    let (_, shape, bytes) = scales.unwrap();
-    *shape = vec![(70 * 61usize).div_ceil(256)];
-    bytes.truncate(4 * shape[0]);
-    run.load(&before);
-}

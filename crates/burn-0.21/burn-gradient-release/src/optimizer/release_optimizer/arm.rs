@@ -45,28 +45,9 @@ where
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished): a backward has run and its `step` has not;
-    /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked midway;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
-    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and was
-    ///   dropped;
-    /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate;
-    /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups;
-    /// - [`GroupRates`](ReleaseError::GroupRates),
-    ///   [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the rates of the groups are those of
-    ///   another step, or of a scheduler beside the owned one;
-    /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group
-    ///   is out of range;
-    /// - [`LossScale`](ReleaseError::LossScale): a gradient has overflown at the least scale of a
-    ///   loss;
-    /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
-    /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass
-    ///   has measured, or that is not finite;
-    /// - [`NonFinite`](ReleaseError::NonFinite), [`NotScaled`](ReleaseError::NotScaled),
-    ///   [`SeveralScales`](ReleaseError::SeveralScales): a backward has stopped before the first
-    ///   step, and the model was not disarmed;
-    /// - [`Distributed`](ReleaseError::Distributed): Burn would reduce the gradient of a parameter.
+    /// A [`ReleaseError`] if the model cannot be armed, an earlier step is not finished, the rate
+    /// is not that of the groups or of an optimizer that owns one, the norm to clip by was not
+    /// measured, or no step can be taken with these settings.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
             Ok(own) => Ok(self.arm_checked(lr, model, GradientsParams::new(), own)),
@@ -286,9 +267,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward; [`ArmedElsewhere`](ReleaseError::ArmedElsewhere) or
-    /// [`Abandoned`](ReleaseError::Abandoned) for a model that another optimizer has armed.
+    /// A [`ReleaseError`] if a backward has stepped parameters, or another optimizer has armed the
+    /// model.
     pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
         let own = |session: Option<&_>| arming::check_own::<B, M>(session, &model);
         let checked = self.state.check_idle();

@@ -223,14 +223,9 @@ where
     ///
     /// # Errors
     ///
-    /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
-    ///   [`LossScaler`](crate::LossScaler) whose scale could be too high;
-    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
-    ///   loss was scaled for that scaler, or not all alike;
-    /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
-    ///   [`WrongModel`](ReleaseError::WrongModel): these are not exactly the gradients that would
-    ///   be stepped with.
+    /// A [`ReleaseError`] if no model is armed to measure, a gradient is not finite and there is no
+    /// [`LossScaler`](crate::LossScaler) whose scale could be too high, or these are not exactly
+    /// the gradients that would be stepped with.
     pub fn try_measured(
         &mut self,
         model: &M,

@@ -37,27 +37,9 @@ where
     ///
     /// # Errors
     ///
-    /// - [`LearningRate`](ReleaseError::LearningRate): another rate than the one applied;
-    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
-    ///   stepped inside an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): a parameter was stepped inside a backward that was
-    ///   never asked for its gradient;
-    /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned):
-    ///   a parameter was stepped by another optimizer, which has not finished;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would
-    ///   arm a model in which two parameters share an id;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked midway;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and that stops a step;
-    /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
-    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
-    ///   loss was scaled for a [`LossScaler`](crate::LossScaler), or not all alike;
-    /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
-    ///   [`try_arm`](Self::try_arm);
-    /// - [`Distributed`](ReleaseError::Distributed): both Burn and the reduction would reduce a
-    ///   gradient;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree while gradients are
-    ///   looked at before the first step.
+    /// A [`ReleaseError`] if the rate, the model or the gradients are not those of the backward
+    /// that has stepped, a gradient is not finite where that stops a step, the replicas do not
+    /// agree, or no step can be taken with these settings.
     pub fn try_step(
         &mut self,
         lr: LearningRate,

@@ -1,0 +1,67 @@
+//! The bundled digits: 1,797 images of 8x8 pixels. `examples/vit-common/data` names their source.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor, TensorData};
+use flate2::read::GzDecoder;
+
+/// Images in a batch.
+pub(crate) const BATCH: usize = 64;
+const VALIDATION: usize = 360;
+const PIXELS: usize = 8 * 8;
+
+static DIGITS: &[u8] = include_bytes!("../../../vit-common/data/digits.csv.gz");
+
+/// A batch of images.
+#[derive(Clone, Debug)]
+pub(crate) struct Digits<B: Backend> {
+    /// `[batch, 8, 8]`, from 0 to 1.
+    pub(crate) images: Tensor<B, 3>,
+    /// `[batch]`
+    pub(crate) labels: Tensor<B, 1, Int>,
+}
+
+/// The pixels of an image, and its label.
+type Row = Vec<u8>;
+
+struct Rows;
+
+impl<B: Backend> Batcher<B, Row, Digits<B>> for Rows {
+    fn batch(&self, rows: Vec<Row>, device: &B::Device) -> Digits<B> {
+        let count = rows.len();
+        let pixels = rows.iter().flat_map(|row| &row[..PIXELS]);
+        let pixels: Vec<f32> = pixels.map(|pixel| f32::from(*pixel) / 16.0).collect();
+        let labels: Vec<i32> = rows.iter().map(|row| i32::from(row[PIXELS])).collect();
+        Digits {
+            images: Tensor::from_data(TensorData::new(pixels, [count, 8, 8]), device),
+            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
+        }
+    }
+}
+
+pub(crate) type Loader<B> = Arc<dyn DataLoader<B, Digits<B>>>;
+
+/// The training and the validation images.
+pub(crate) fn loaders<B: AutodiffBackend>() -> Result<(Loader<B>, Loader<B::InnerBackend>)> {
+    let mut text = String::new();
+    GzDecoder::new(DIGITS).read_to_string(&mut text)?;
+    let row = |line: &str| line.split(',').map(str::parse).collect::<Result<Row, _>>();
+    let rows: Result<Vec<Row>, _> = text.lines().map(row).collect();
+    let mut train = rows.context("the bundled digits are damaged")?;
+    let valid = train.split_off(train.len() - VALIDATION);
+    Ok((
+        DataLoaderBuilder::new(Rows)
+            .batch_size(BATCH)
+            .shuffle(42)
+            .build(InMemDataset::new(train)),
+        DataLoaderBuilder::new(Rows)
+            .batch_size(BATCH)
+            .build(InMemDataset::new(valid)),
+    ))
+}
