@@ -4,6 +4,7 @@ mod activations;
 mod attention;
 mod cross_entropy;
 mod dropout;
+mod embedding;
 mod feed_forward;
 mod half;
 mod harness;
