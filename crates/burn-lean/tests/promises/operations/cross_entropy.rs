@@ -3,6 +3,7 @@
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::log_softmax;
+use burn::tensor::quantization::QuantScheme;
 use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
@@ -336,6 +337,42 @@ fn the_loss_of_no_tokens_is_burns_mean_of_nothing() {
     // A sum over nothing, as that of PyTorch.
     let zeros = [vec![], vec![0.0; 12], vec![0.0; 4]];
     assert_eq!(found.grads, zeros);
+}
+
+#[test]
+fn the_losses_of_no_tokens_with_padding_have_gradients() {
+    let hidden = Tensor::<2>::empty([0, 3], &flex()).require_grad();
+    let weight = Tensor::<2>::ones([3, 5], &flex()).require_grad();
+    let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0]));
+    let loss = LinearCrossEntropy::new(&loss.init(&flex()));
+    let targets = Tensor::<1, Int>::empty([0], &flex());
+    let losses = loss.forward_no_reduction(hidden.clone(), weight.clone(), None, targets);
+    assert_eq!(losses.dims(), [0]);
+    let grads = losses.sum().backward();
+    assert_eq!(hidden.grad(&grads).unwrap().dims(), [0, 3]);
+    let zeros = Tensor::<2>::zeros([3, 5], &flex()).into_data();
+    assert_eq!(weight.grad(&grads).unwrap().into_data(), zeros);
+}
+
+/// A frozen head, of which the hidden states still get their gradient.
+#[test]
+fn a_quantized_head_is_dequantized() {
+    let weight = numbers([32, 64], 2, &flex()).inner();
+    let weight = weight.quantize_dynamic(&QuantScheme::default());
+    let loss = CrossEntropyLossConfig::new().init(&flex());
+    let run = |weight: Tensor<2>| {
+        let hidden = numbers([3, 32], 1, &flex()).require_grad();
+        let targets = Tensor::<1, Int>::from_ints([1, 2, 0], &flex());
+        let value = linear_cross_entropy(&loss, hidden.clone(), weight, None, targets);
+        let grad = hidden.grad(&value.clone().backward()).unwrap();
+        (value.into_data(), grad.into_data())
+    };
+    let expected = run(weight.clone().dequantize());
+    assert_eq!(run(weight.clone()), expected);
+    let hidden = numbers([3, 32], 1, &flex()).inner();
+    let targets = Tensor::<1, Int>::from_ints([1, 2, 0], &flex()).inner();
+    let value = linear_cross_entropy(&loss, hidden, weight, None, targets);
+    assert_eq!(value.into_data(), expected.0);
 }
 
 /// PyTorch's ignored target, and the length of the vocabulary.
