@@ -8,6 +8,7 @@ mod embedding;
 mod feed_forward;
 mod half;
 mod harness;
+mod ignored_tokens;
 mod linear;
 mod memory;
 mod modules;
