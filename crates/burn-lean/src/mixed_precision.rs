@@ -16,7 +16,9 @@ use crate::wide::is_half;
 ///
 /// Products of matrices, activations and their gradients take half the memory. Normalizations keep
 /// their gains in f32, and [`operations::nn`](crate::operations::nn) has modules that take an input
-/// in half precision with them: they compute in f32 and give the type of their input. To train the
+/// in half precision with them: they compute in f32 and give the type of their input. Its `Embedding`
+/// adds gradients up in f32, where Burn's adds them in half precision. Fields that Burn skips are not
+/// cast, as an activation with parameters in a feed-forward network (`pwff.activation`). To train the
 /// model, take an optimizer that keeps more bits of the weights than the model has:
 /// [`in_five_bytes`](crate::optim::InFiveBytes::in_five_bytes).
 ///

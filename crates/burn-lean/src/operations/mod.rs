@@ -12,6 +12,7 @@ mod attention;
 mod chunks;
 mod cross_entropy;
 mod dropout;
+mod embedding;
 mod feed_forward;
 #[cfg(feature = "flex")]
 mod flex;
@@ -28,6 +29,7 @@ pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, s
 pub use attention::{Attention, attention};
 pub use cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use dropout::dropout;
+pub use embedding::embedding;
 pub use gated::{geglu, geglu_approximate, swiglu};
 pub use linear::linear;
 pub use norm::{group_norm, layer_norm, rms_norm};

@@ -97,7 +97,8 @@ where
     assert!(
         !floats.iter().any(is_tracked),
         "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module \
-         nor in its input, so it would get none; pass it as a part of the input"
+         nor in its input, so it would get none; pass it as a part of the input, or freeze it with \
+         `no_grad()`"
     );
     let needs_gradients =
         inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty() || !slots.is_empty();

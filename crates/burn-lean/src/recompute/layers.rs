@@ -91,6 +91,12 @@ encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
 /// - mask_pad: `[batch, time]`
 /// - mask_attn: `[batch, time, time]`
 /// - output: `[batch, time, d_model]`
+///
+/// # Panics
+///
+/// The panics of [`checkpoint`]: with an activation that has parameters, too. Burn skips the field
+/// `pwff.activation` of a layer, so a scope does not know those of a `PRelu` or a `SwiGlu`. Freeze
+/// them: `layer.pwff.activation = Activation::PRelu(prelu.no_grad())`.
 pub fn checkpoint_encoder<E: EncoderLayers>(
     encoder: &E,
     hidden: Tensor<3>,
@@ -184,6 +190,10 @@ impl DecoderLayers for TransformerDecoder {
 /// - target: `[batch, time, d_model]`
 /// - memory: `[batch, memory_time, d_model]`
 /// - output: `[batch, time, d_model]`
+///
+/// # Panics
+///
+/// Those of [`checkpoint_encoder`].
 pub fn checkpoint_decoder<D: DecoderLayers>(
     decoder: &D,
     target: Tensor<3>,
@@ -204,8 +214,10 @@ pub fn checkpoint_decoder<D: DecoderLayers>(
 ///
 /// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the
 /// chunk. The sums of the chunks are added, so the last bits differ from a loss over all tokens at
-/// once. Divide by the number of tokens that count at the end: the mean of a chunk of padding alone
-/// is NaN, and the mean of means weights tokens by their chunk.
+/// once. With a head in half precision, its gradients are added up in that, and more bits differ: take
+/// `operations::linear_cross_entropy`, which adds them up in f32. Divide by the number of tokens that
+/// count at the end: the mean of a chunk of padding alone is NaN, and the mean of means weights tokens
+/// by their chunk.
 ///
 /// ```
 /// # use burn::nn::loss::CrossEntropyLossConfig;
@@ -278,8 +290,12 @@ where
 /// number of steps is a good length.
 ///
 /// `forward` gets the steps of a scope and the state before them, and returns the output of each
-/// step and the state after the last. The gradients are those of one call over the whole sequence,
-/// up to the order in which those of the weights are added up.
+/// step and the state after the last. It has to run forward in time: a module that begins with the
+/// last step (`BiLstm`, or an `Lstm` with `reverse`) would begin anew in each scope, and compute
+/// another function.
+///
+/// The gradients are those of one call over the whole sequence, up to the order in which those of the
+/// weights are added up. In half precision, these sums are rounded after each scope.
 ///
 /// ```
 /// use burn::nn::{Lstm, LstmConfig, LstmState};

@@ -1,12 +1,13 @@
 //! Ready scopes: layers, Burn's encoder and decoder, a loss over chunks of tokens.
 
 use burn::module::Module;
+use burn::nn::activation::{Activation, ActivationConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{
     TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
     TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState};
+use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState, PReluConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::operations::nn;
@@ -114,6 +115,31 @@ fn lean_encoder_and_decoder() {
         };
         out.square().mean()
     });
+}
+
+/// Burn skips the activation of a feed-forward network: no scope sees its parameters.
+#[test]
+fn an_activation_with_parameters_is_frozen_first() {
+    let config = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
+    let config = config.with_activation(ActivationConfig::PRelu(PReluConfig::new()));
+    let mut encoder = seeded(&flex(), |device| config.init(device));
+    let x = || numbers([2, 4, 8], 1, &flex());
+    let recomputed =
+        |encoder: &TransformerEncoder| checkpoint_encoder(encoder, x(), None, None).square().mean();
+    assert_panics(|| recomputed(&encoder), "freeze it with `no_grad()`");
+    for layer in &mut encoder.layers {
+        let Activation::PRelu(activation) = layer.pwff.activation.clone() else {
+            unreachable!("it is the one of the configuration");
+        };
+        layer.pwff.activation = Activation::PRelu(activation.no_grad());
+    }
+    let plain = encoder.forward(TransformerEncoderInput::new(x()));
+    let grads = [recomputed(&encoder), plain.square().mean()].map(|loss| {
+        let grads = GradientsParams::from_grads(loss.backward(), &encoder);
+        let weight = &encoder.layers[0].pwff.linear_inner.weight;
+        grads.get::<2>(weight.id).unwrap().into_data()
+    });
+    assert_eq!(grads[0], grads[1]);
 }
 
 /// The state of an LSTM goes into a scope and comes out of it.

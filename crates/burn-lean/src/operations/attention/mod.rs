@@ -92,7 +92,11 @@ impl Attention {
                 "attention: a slope for each head"
             );
         }
-        let dropout = match query.device().is_autodiff() {
+        let is_training = [&query, &key, &value]
+            .into_iter()
+            .chain(&self.bias)
+            .any(Tensor::is_autodiff);
+        let dropout = match is_training {
             true => self.dropout,
             false => 0.0,
         };

@@ -38,7 +38,7 @@ pub struct Attention {
     pub(super) is_causal: bool,
     pub(super) window: Option<usize>,
     pub(super) documents: Option<Tensor<2, Int>>,
-    pub(super) masks: Vec<(Tensor<4, Bool>, f64)>,
+    pub(in crate::operations) masks: Vec<(Tensor<4, Bool>, f64)>,
     pub(super) slopes: Option<Vec<f32>>,
     pub(super) bias: Option<Tensor<4>>,
     pub(super) dropout: f64,
@@ -73,7 +73,7 @@ impl Attention {
 
     /// Replaces the scores where the mask is true by `value`: minus infinity, or a very negative
     /// number as Burn's [`MultiHeadAttention`](burn::nn::attention::MultiHeadAttention) has it.
-    /// Each axis of the mask may be 1. There may be several masks.
+    /// Each axis of the mask may be 1. There may be several masks: where they meet, the last counts.
     #[must_use]
     pub fn with_mask(mut self, mask: Tensor<4, Bool>, value: f64) -> Self {
         self.masks.push((mask, value));
@@ -149,7 +149,8 @@ impl Attention {
         self
     }
 
-    /// Drops weights of attention with this probability, in training alone.
+    /// Drops weights of attention with this probability, in training alone: if the query, the key, the
+    /// value or the bias is one with autodiff.
     ///
     /// # Panics
     ///

@@ -148,11 +148,12 @@ impl Labels {
     /// `[tokens, ..]`, with zeros for tokens that do not count.
     pub(super) fn without_ignored(&self, tensor: Tensor<2>) -> Tensor<2> {
         match &self.ignored {
-            Some(ignored) => {
+            // Burn expands to no length of 0.
+            Some(ignored) if tensor.shape().num_elements() > 0 => {
                 let mask = ignored.clone().expand(tensor.dims());
                 tensor.mask_fill(mask, 0.0)
             }
-            None => tensor,
+            _ => tensor,
         }
     }
 }

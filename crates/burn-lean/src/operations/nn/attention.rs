@@ -202,12 +202,14 @@ impl MultiHeadAttention {
     /// # Panics
     ///
     /// If the shapes of the input do not fit.
-    pub fn forward_with(&self, input: MhaInput, attention: Attention) -> MhaOutput {
+    pub fn forward_with(&self, input: MhaInput, mut attention: Attention) -> MhaOutput {
         let [batch, time, _] = input.query.dims();
         let query = self.heads_of(input.query, &self.query);
         let key = self.heads_of(input.key, &self.key);
         let value = self.heads_of(input.value, &self.value);
-        let mut attention = attention
+        // The last mask counts: what the options hide stays hidden.
+        let last_masks = std::mem::take(&mut attention.masks);
+        attention = attention
             .with_scale(1.0 / f64::from((self.d_k as f32).sqrt()))
             .with_dropout(self.dropout.current_prob())
             .with_quiet_softmax(self.quiet_softmax);
@@ -218,6 +220,7 @@ impl MultiHeadAttention {
         if let Some(mask) = input.mask_attn {
             attention = attention.with_mask(mask.unsqueeze_dim(1), self.min_float);
         }
+        attention.masks.extend(last_masks);
         let context = attention.forward(query, key, value).swap_dims(1, 2);
         let context = context.reshape([batch, time, self.d_model]);
         MhaOutput {

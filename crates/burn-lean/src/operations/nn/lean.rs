@@ -6,8 +6,8 @@ use super::transformer::{
     TransformerEncoderLayer,
 };
 use super::{
-    Dropout, Gelu, GroupNorm, LayerNorm, Linear, PositionalEncoding, RmsNorm, RotaryEncoding,
-    SwiGlu,
+    Dropout, Embedding, Gelu, GroupNorm, LayerNorm, Linear, PositionalEncoding, RmsNorm,
+    RotaryEncoding, SwiGlu,
 };
 
 /// A module of Burn's that there is another of here, with the same parameters.
@@ -74,6 +74,7 @@ macro_rules! lean {
 
 lean! {
     burn::nn::Dropout => Dropout,
+    burn::nn::Embedding => Embedding,
     burn::nn::Gelu => Gelu,
     burn::nn::GroupNorm => GroupNorm,
     burn::nn::LayerNorm => LayerNorm,

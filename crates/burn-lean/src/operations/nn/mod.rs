@@ -14,7 +14,7 @@
 //!     norm: nn::LayerNorm,
 //!     linear: nn::Linear,
 //!     gelu: nn::Gelu,
-//!     embedding: nn::Embedding, // Burn's
+//!     embedding: nn::Embedding,
 //! }
 //!
 //! impl Mlp {
@@ -39,6 +39,7 @@
 pub mod activation;
 pub mod attention;
 mod dropout;
+mod embedding;
 mod gelu;
 mod lean;
 mod linear;
@@ -51,6 +52,7 @@ pub mod transformer;
 pub use burn::nn::*;
 
 pub use dropout::{Dropout, DropoutConfig};
+pub use embedding::{Embedding, EmbeddingConfig};
 pub use gelu::Gelu;
 pub use lean::LeanModule;
 pub use linear::{Linear, LinearConfig};

@@ -8,7 +8,7 @@ use burn_lean::operations::linear_cross_entropy;
 use super::attention::{NONE, PACKED, Shape, with_bias};
 use super::feed_forward::Sizes;
 use super::harness::{Case, Outcome, differences, differences_above, noise, rounded, spread};
-use super::{activations, cross_entropy, linear, norms, rotary};
+use super::{activations, cross_entropy, embedding, linear, norms, rotary};
 use crate::harness::flex;
 
 /// A type: its rounding error, and the least number that it rounds so.
@@ -62,6 +62,7 @@ fn operations() -> Vec<Row> {
         of(activations::function("gelu_approximate", rows(1, 6.0))),
         of(activations::function("silu", rows(1, 6.0))),
         of(rotary::case([3, 1, 37, 64], false)),
+        of(embedding::case()),
         of(norms::layer_norm_case(ROWS, of_norm())),
         of(norms::rms_norm_case(ROWS, of_norm())),
         of(norms::group_norm_case([3, 36, 64], 4, true)),

@@ -3,12 +3,13 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn as plain;
 use burn::store::ModuleRecord;
-use burn::tensor::{Bool, Device, Gradients, Tensor};
+use burn::tensor::{Bool, DType, Device, Gradients, Tensor};
+use burn_lean::MixedPrecision;
 use burn_lean::operations::Attention;
 use burn_lean::operations::nn;
 use burn_lean::operations::nn::LeanModule;
 
-use crate::harness::{alone, bits, flex, numbers, seeded};
+use crate::harness::{alone, bits, flex, ids, numbers, seeded};
 
 /// The path, the id and the gradient of each parameter; without a loss no gradients.
 fn params<M: Module>(model: &M, loss: Option<Tensor<1>>) -> Vec<(String, ParamId, Vec<f32>)> {
@@ -130,6 +131,11 @@ fn layers_are_those_of_burn() {
     let rms_norm = plain::RmsNormConfig::new(8).with_epsilon(1e-3);
     let swiglu = plain::SwiGluConfig::new(8, 6).with_bias(true);
     let group_norm = plain::GroupNormConfig::new(5, 5);
+    let embedding = plain::EmbeddingConfig::new(10, 8);
+    assert_same!(embedding, |layer| layer
+        .forward(ids([2, 5], 1, 10, &flex()))
+        .square()
+        .mean());
     assert_same!(linear, |layer| layer.forward(input()).square().mean());
     assert_same!(layer_norm, |layer| layer.forward(input()).square().mean());
     assert_same!(rms_norm, |layer| layer.forward(input()).square().mean());
@@ -151,6 +157,20 @@ fn attention_is_that_of_burn() {
             let input = input.mask_pad(pad()).mask_attn(attn());
             layer.forward(input).context.square().mean()
         });
+    }
+}
+
+/// The masks of the module replace scores by a finite number: those that an option has hidden stay so.
+#[test]
+fn keys_that_options_hide_stay_hidden() {
+    let config = nn::attention::MultiHeadAttentionConfig::new(8, 2).with_output_bias(false);
+    let layer = seeded(&flex(), |device| config.init(device)).valid();
+    let hidden = Tensor::<4, Bool>::full([1, 1, 5, 5], true, &flex());
+    let attention = || Attention::new().with_mask(hidden.clone(), f64::NEG_INFINITY);
+    let x = nn::attention::MhaInput::self_attn(input().inner());
+    for x in [x.clone().mask_pad(pad()), x.mask_attn(attn())] {
+        let output = layer.forward_with(x, attention()).context;
+        assert_eq!(output.abs().max().into_scalar::<f32>(), 0.0);
     }
 }
 
@@ -247,6 +267,48 @@ fn a_cache_has_no_options_of_attention() {
     let mut cache = encoder.new_autoregressive_cache();
     let input = input.attention(Attention::new().with_window(2));
     encoder.forward_autoregressive_inference(input, &mut cache);
+}
+
+/// Burn's normalizations take an input in bf16 with gains in bf16 only.
+#[test]
+fn caches_of_models_in_half_precision() {
+    fn difference(found: Tensor<3>, expected: Tensor<3>) -> f32 {
+        let difference = found.cast(DType::F32) - expected;
+        difference.abs().max().into_scalar()
+    }
+    for (precision, half) in [
+        (MixedPrecision::bf16(), DType::BF16),
+        (MixedPrecision::f16(), DType::F16),
+    ] {
+        for norm_first in [false, true] {
+            let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 2);
+            let config = config.with_norm_first(norm_first);
+            let encoder = seeded(&flex(), |device| config.init(device)).valid();
+            let x = || input().inner();
+            let expected = encoder.forward(nn::transformer::TransformerEncoderInput::new(x()));
+            let encoder = precision.cast(encoder).unwrap();
+            let mut cache = encoder.new_autoregressive_cache();
+            let x = nn::transformer::TransformerEncoderInput::new(x().cast(half));
+            let found = encoder.forward_autoregressive_inference(x, &mut cache);
+            assert_eq!(found.dtype(), half);
+            let difference_of_encoder = difference(found, expected);
+
+            let config = nn::transformer::TransformerDecoderConfig::new(8, 16, 2, 2);
+            let config = config.with_norm_first(norm_first);
+            let decoder = seeded(&flex(), |device| config.init(device)).valid();
+            let [x, memory] = [3, 4].map(|seed| numbers([2, 5, 8], seed, &flex()).inner());
+            let pair = nn::transformer::TransformerDecoderInput::new(x.clone(), memory.clone());
+            let expected = decoder.forward(pair);
+            let decoder = precision.cast(decoder).unwrap();
+            let mut cache = decoder.new_autoregressive_cache();
+            let [x, memory] = [x, memory].map(|tensor| tensor.cast(half));
+            let pair = nn::transformer::TransformerDecoderInput::new(x, memory);
+            let found = decoder.forward_autoregressive_inference(pair, &mut cache);
+            assert_eq!(found.dtype(), half);
+            let difference = difference_of_encoder.max(difference(found, expected));
+            assert!(difference < 0.1, "{half:?}: {difference}");
+        }
+    }
 }
 
 /// With the same seed, all that is dropped is the same.

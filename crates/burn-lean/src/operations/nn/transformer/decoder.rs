@@ -7,7 +7,7 @@ use burn::nn::activation::ActivationConfig;
 use burn::nn::transformer::TransformerDecoderAutoregressiveCache;
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::{NO_OPTIONS, PositionWiseFeedForward};
+use super::{NO_OPTIONS, PositionWiseFeedForward, fit_to_input};
 use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
 use crate::operations::nn::same_fields::same_fields;
@@ -247,7 +247,9 @@ impl TransformerDecoder {
             .target
     }
 
-    /// Applies the layers with a cache, for inference: Burn's own.
+    /// Applies the layers with a cache, for inference: Burn's own. With an input in bf16, it rounds the
+    /// parameters of normalizations to bf16, which [`forward`](Self::forward) does not; in a model from
+    /// [`MixedPrecision::to_f32`](crate::MixedPrecision::to_f32) nothing is rounded.
     ///
     /// # Panics
     ///
@@ -257,7 +259,11 @@ impl TransformerDecoder {
         input: TransformerDecoderInput,
         cache: &mut TransformerDecoderAutoregressiveCache,
     ) -> Tensor<3> {
-        let plain: burn::nn::transformer::TransformerDecoder = self.clone().into();
+        let mut plain: burn::nn::transformer::TransformerDecoder = self.clone().into();
+        let norms = plain.layers.iter_mut();
+        let norms =
+            norms.flat_map(|layer| [&mut layer.norm_1, &mut layer.norm_2, &mut layer.norm_3]);
+        norms.for_each(|norm| fit_to_input(norm, input.target.dtype()));
         plain.forward_autoregressive_inference(input.plain(), cache)
     }
 

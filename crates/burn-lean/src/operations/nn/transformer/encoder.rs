@@ -7,7 +7,7 @@ use burn::nn::activation::ActivationConfig;
 use burn::nn::transformer::TransformerEncoderAutoregressiveCache;
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::{NO_OPTIONS, PositionWiseFeedForward};
+use super::{NO_OPTIONS, PositionWiseFeedForward, fit_to_input};
 use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
 use crate::operations::nn::same_fields::same_fields;
@@ -200,7 +200,9 @@ impl TransformerEncoder {
         })
     }
 
-    /// Applies the layers with a cache, for inference: Burn's own.
+    /// Applies the layers with a cache, for inference: Burn's own. With an input in bf16, it rounds the
+    /// parameters of normalizations to bf16, which [`forward`](Self::forward) does not; in a model from
+    /// [`MixedPrecision::to_f32`](crate::MixedPrecision::to_f32) nothing is rounded.
     ///
     /// # Panics
     ///
@@ -210,7 +212,10 @@ impl TransformerEncoder {
         input: TransformerEncoderInput,
         cache: &mut TransformerEncoderAutoregressiveCache,
     ) -> Tensor<3> {
-        let plain: burn::nn::transformer::TransformerEncoder = self.clone().into();
+        let mut plain: burn::nn::transformer::TransformerEncoder = self.clone().into();
+        let norms = plain.layers.iter_mut();
+        let norms = norms.flat_map(|layer| [&mut layer.norm_1, &mut layer.norm_2]);
+        norms.for_each(|norm| fit_to_input(norm, input.tensor.dtype()));
         plain.forward_autoregressive_inference(input.plain(), cache)
     }
 

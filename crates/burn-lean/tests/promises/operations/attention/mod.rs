@@ -264,6 +264,28 @@ fn what_is_dropped_is_what_burn_drops() {
     });
 }
 
+/// In training is what has one operand with autodiff, whichever: as the values of a trained layer with
+/// queries and keys of a frozen one.
+#[test]
+fn it_drops_in_training_alone() {
+    let name = "operations::attention::it_drops_in_training_alone";
+    alone(name, || {
+        let ones = || Tensor::<4>::ones([1, 2, 8, 4], &flex());
+        for trained in 0..5 {
+            let operand = |at| match at == trained {
+                true => ones(),
+                false => ones().inner(),
+            };
+            let attention = Attention::new().with_dropout(0.5);
+            let bias = operand(3).slice([0..1, 0..2, 0..8, 0..1]);
+            let output = attention.with_bias(bias);
+            let output = output.forward(operand(0), operand(1), operand(2));
+            let drops = output.not_equal_scalar(1.0).any().into_scalar::<bool>();
+            assert_eq!(drops, trained < 4, "operand {trained}");
+        }
+    });
+}
+
 /// The value of a key that is not a number, with the weight 0, would be none in the output: so it is
 /// left out. Over slices, and with a softcap in tensors.
 #[test]
