@@ -163,7 +163,7 @@ impl Released {
         self.with(slot, self.copy.clone().or_else(|| self.slot.snapshot()))
     }
 
-    fn moved(&self, device: &Device, detached: bool) -> Self {
+    fn moved(self, device: &Device, detached: bool) -> Self {
         if self.is_transparent() {
             return self.copy();
         }
@@ -172,7 +172,7 @@ impl Released {
         let device = device.clone().inner();
         let is_here = weight.device() == device;
         if is_here && !detached {
-            return self.share();
+            return self;
         }
         let copy = match is_here {
             true => self.copy.clone().or_else(|| self.slot.snapshot()),
