@@ -93,8 +93,12 @@ impl Survey {
         survey.found = found.into_iter().map(|found| (found.id, found)).collect();
         let some_are_armed = some_are_armed();
         for surveyed in &mut survey.params {
-            if let Some(base) = surveyed.base.take().filter(|_| some_are_armed) {
-                surveyed.holds = Holds::of(&base, survey.found.get(&surveyed.param.id));
+            let found = survey.found.get(&surveyed.param.id);
+            // Copies have placeholders for longer than a parameter is armed.
+            let is_checked =
+                |base: &DispatchTensor| some_are_armed || found.is_some() || !reading_waits(base);
+            if let Some(base) = surveyed.base.take().filter(is_checked) {
+                surveyed.holds = Holds::of(&base, found);
             }
         }
         survey
@@ -212,16 +216,16 @@ impl Survey {
     pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_abandoned = |surveyed: &&Surveyed| {
             let found = self.found.get(&surveyed.param.id);
-            // A weight that was loaded since has another leaf.
+            // Unless a weight was loaded since.
             found.is_some_and(|found| {
                 !found.is_copy
                     && !found.is_armed
-                    && surveyed.leaf == Some(found.slot.leaf_id())
+                    && surveyed.holds == Holds::Placeholder
                     && found.slot.is_stepped()
                     && !is_own(session, found)
             })
         };
-        match self.trained().find(is_abandoned) {
+        match self.params.iter().find(is_abandoned) {
             None => Ok(()),
             Some(surveyed) => Err(ReleaseError::Abandoned {
                 path: surveyed.path(),
