@@ -181,7 +181,7 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// The sums of earlier micro-batches are with the model.
+    /// The sums of earlier micro-batches are with the model, or with its optimizer.
     #[error(
         "the model was armed with the sums of earlier micro-batches, which would be lost; `step` \
          steps with them, also without another gradient, and `try_disarm_accumulated` hands them \

@@ -26,12 +26,15 @@ use crate::wide::is_half;
 pub(super) struct Survey {
     /// In the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
+    /// The armed ones, by the ids that they have now.
     pub(super) found: HashMap<ParamId, Found>,
     /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
     /// would merge.
     pub(super) has_adapters: bool,
     /// The indices of parameters.
     places: HashMap<ParamId, usize>,
+    /// Those that have a slot, in the order of the visit.
+    with_slot: Vec<ParamId>,
     duplicate: Option<ReleaseError>,
 }
 
@@ -87,10 +90,12 @@ impl Survey {
             found: HashMap::new(),
             has_adapters: false,
             places: HashMap::new(),
+            with_slot: Vec::new(),
             duplicate: None,
         };
         let found = find(model, &mut WithPaths::new(&mut survey));
-        survey.found = found.into_iter().map(|found| (found.id, found)).collect();
+        // A record has ids of its own, and parameters keep their slots when it is loaded.
+        survey.found = survey.with_slot.drain(..).zip(found).collect();
         let some_are_armed = some_are_armed();
         for surveyed in &mut survey.params {
             let found = survey.found.get(&surveyed.param.id);
@@ -109,6 +114,34 @@ impl Survey {
         self.params
             .iter()
             .filter(|surveyed| surveyed.param.is_trained)
+    }
+
+    /// The slot of a parameter of the model itself, unless it was loaded under another id since: sums
+    /// are kept by id, as Burn's.
+    pub(super) fn own_slot(&self, id: ParamId) -> Option<&Arc<Slot>> {
+        let found = self.found.get(&id)?;
+        (!found.is_copy && found.id == id).then_some(&found.slot)
+    }
+
+    /// Whether the model has sums of earlier micro-batches, also from an optimizer that is gone.
+    pub(super) fn has_sums(&self) -> bool {
+        let has_sum = |id: &ParamId| self.own_slot(*id).is_some_and(|slot| slot.has_sum());
+        self.found.keys().any(has_sum) && !self.was_interrupted()
+    }
+
+    /// Whether the parameter of a slot was loaded under another id.
+    pub(super) fn is_renamed(&self, slot: &Slot) -> bool {
+        let is_it = |found: &Found| !found.is_copy && std::ptr::eq(&*found.slot, slot);
+        let mut found = self.found.iter();
+        found.any(|(id, found)| found.id != *id && is_it(found))
+    }
+
+    /// Whether a step over the model was interrupted. Such a model is refused until weights are loaded
+    /// into it.
+    pub(super) fn was_interrupted(&self) -> bool {
+        let is_half = |found: &Found| found.slot.is_stepped() || !found.slot.has_weight();
+        let mut found = self.found.values();
+        found.any(|found| found.is_open() && is_half(found))
     }
 
     /// The ids of all parameters.
@@ -402,11 +435,16 @@ impl PathVisitor for Survey {
     }
 
     fn enter(&mut self, _: &Path, name: &str, container: &str) {
-        if container == "Reparameterization" && name != Released::CONTAINER {
-            self.has_adapters = true;
-            if let Some(last) = self.params.last_mut() {
+        let Some(last) = self.params.last_mut() else {
+            return;
+        };
+        match (container, name) {
+            ("Reparameterization", Released::CONTAINER) => self.with_slot.push(last.param.id),
+            ("Reparameterization", _) => {
+                self.has_adapters = true;
                 last.is_adapted = true;
             }
+            _ => {}
         }
     }
 }

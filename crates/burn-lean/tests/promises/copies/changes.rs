@@ -141,6 +141,31 @@ fn weights_set_in_the_armed_model() {
     }
 }
 
+/// A record of another model, whose ids Burn gives to the parameters.
+#[test]
+fn a_record_with_other_ids() {
+    let other = numbered_from(small(), 80);
+    let load = |model: Small| model.load_record(other.clone().into_record());
+    type Way = fn(Small, &mut ReleaseOptimizer) -> Small;
+    let ways: [Way; 3] = [
+        |model, _| model,
+        |model, optim| optim.arm(LR, model),
+        |model, optim| {
+            let model = optim.disarm(model);
+            optim.arm(LR, model)
+        },
+    ];
+    for way in ways {
+        let (model, mut optim, plain) = started();
+        let model = load(optim.arm(LR, model));
+        let model = way(model, &mut optim);
+        assert_eq!(model.values(), other.values());
+        let model = finish(model, &mut optim, 1);
+        let plain = (load(plain.0), plain.1);
+        assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+    }
+}
+
 /// Copies of an armed model that have lost their weights are refused after its step, too. Alone: other
 /// tests arm models at the same time.
 #[test]
