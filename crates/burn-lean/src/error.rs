@@ -181,7 +181,7 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// The sums of earlier micro-batches are with the model.
+    /// The sums of earlier micro-batches are with the model, or with its optimizer.
     #[error(
         "the model was armed with the sums of earlier micro-batches, which would be lost; `step` \
          steps with them, also without another gradient, and `try_disarm_accumulated` hands them \
@@ -351,14 +351,15 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// The loss was not scaled.
+    /// No loss was scaled since the last step.
     #[error(
         "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled \
          for this step; disarm the model, and run backward from `scaler.scale(loss)`"
     )]
     NotScaled,
 
-    /// The losses of micro-batches were scaled by several factors, and their gradients are added up.
+    /// The losses of micro-batches were scaled by several factors, and the model is armed with their
+    /// sums.
     #[error(
         "another optimizer that shares the `LossScaler` has changed the scale between the \
          micro-batches of this step, whose sums cannot be unscaled; disarm the model \

@@ -54,6 +54,7 @@ fn shares() -> bool {
 
 /// An armed parameter that a visit has met.
 pub(crate) struct Found {
+    /// As it was armed. A record that was loaded since may have given it another.
     pub(crate) id: ParamId,
     pub(crate) slot: Arc<Slot>,
     /// Whether it belongs to a copy of the armed model.
@@ -64,6 +65,13 @@ pub(crate) struct Found {
     pub(crate) is_armed: bool,
     /// Whether its arming has ended, and the `Param` has its weight back.
     pub(crate) has_ended: bool,
+}
+
+impl Found {
+    /// Whether the slot holds the place of the weight in the model itself, whoever has armed it.
+    pub(crate) fn is_open(&self) -> bool {
+        !(self.is_copy || self.has_ended)
+    }
 }
 
 /// Visits a model, and returns the armed parameters in it.
@@ -148,7 +156,7 @@ impl Released {
         let copy = self.copy.clone().filter(|_| !self.is_the_slots());
         let mut shared = self.with(self.slot.clone(), copy);
         shared.role = SHARE.with_borrow(|share| match share {
-            Some(Share::Scope { apart }) if apart.contains(&self.slot.id) => Role::ApartInScope,
+            Some(Share::Scope { apart }) if apart.contains(&self.slot.id()) => Role::ApartInScope,
             Some(Share::Scope { .. }) if self.role == Role::Model => Role::Scope,
             _ => self.role,
         });
@@ -163,7 +171,7 @@ impl Released {
         self.with(slot, self.copy.clone().or_else(|| self.slot.snapshot()))
     }
 
-    fn moved(&self, device: &Device, detached: bool) -> Self {
+    fn moved(self, device: &Device, detached: bool) -> Self {
         if self.is_transparent() {
             return self.copy();
         }
@@ -172,7 +180,7 @@ impl Released {
         let device = device.clone().inner();
         let is_here = weight.device() == device;
         if is_here && !detached {
-            return self.share();
+            return self;
         }
         let copy = match is_here {
             true => self.copy.clone().or_else(|| self.slot.snapshot()),
@@ -286,7 +294,7 @@ impl Released {
 
     fn found(&self) -> Found {
         Found {
-            id: self.slot.id,
+            id: self.slot.id(),
             slot: self.slot.clone(),
             is_copy: !self.is_transparent()
                 && (self.copy.is_some() || self.slot.phase().has_ended()),

@@ -131,6 +131,18 @@ struct Member {
     has_stepped: bool,
 }
 
+impl Member {
+    fn new(optimizer: Weak<()>) -> Self {
+        Self {
+            optimizer,
+            asked: None,
+            is_asked: false,
+            is_mixed: false,
+            has_stepped: false,
+        }
+    }
+}
+
 impl State {
     /// The optimizers that are still there.
     fn optimizers(&mut self) -> &mut [Member] {
@@ -193,13 +205,8 @@ impl SharedLossScale {
     /// The scale as an optimizer holds it. Clones are held by the same optimizer.
     pub fn for_optimizer(self) -> Self {
         let optimizer = Arc::new(());
-        self.state().optimizers.push(Member {
-            optimizer: Arc::downgrade(&optimizer),
-            asked: None,
-            is_asked: false,
-            is_mixed: false,
-            has_stepped: false,
-        });
+        let member = Member::new(Arc::downgrade(&optimizer));
+        self.state().optimizers.push(member);
         Self {
             optimizer: Some(optimizer),
             ..self
@@ -274,9 +281,13 @@ impl SharedLossScale {
         self.state().scale
     }
 
-    /// Loads a saved state.
+    /// Loads a saved state, and forgets the losses and the steps since the last update.
     pub fn load_record(&self, scale: LossScale) {
-        self.state().scale = scale;
+        let mut state = self.state();
+        (state.scale, state.has_overflown) = (scale, false);
+        for member in state.optimizers() {
+            *member = Member::new(member.optimizer.clone());
+        }
     }
 }
 
@@ -300,6 +311,36 @@ mod tests {
             scale.update(&rule, false);
             assert!(!scale.is_exhausted());
         }
+    }
+
+    /// Nothing of the steps before the record was loaded: no scale, and no overflow.
+    #[test]
+    fn a_record_loaded_into_a_shared_scale() {
+        let rule = LossScaleRule {
+            init_scale: 4.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 10,
+        };
+        let scale = SharedLossScale::new(rule);
+        let [first, second] = [(); 2].map(|()| scale.clone().for_optimizer());
+        scale.ask();
+        first.update(true);
+        scale.ask();
+        first.load_record(LossScale::new(&LossScaleRule {
+            init_scale: 8.0,
+            ..rule
+        }));
+        for optimizer in [&first, &second] {
+            assert!(!optimizer.is_asked());
+            assert_eq!(optimizer.inverse(), 1.0 / 8.0);
+        }
+        scale.ask();
+        for optimizer in [&first, &second] {
+            assert!(!optimizer.is_mixed());
+            assert_eq!(optimizer.update(false), 8.0);
+        }
+        assert_eq!(scale.current(), 8.0);
     }
 
     #[test]

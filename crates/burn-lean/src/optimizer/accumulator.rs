@@ -266,8 +266,8 @@ impl ReleaseAccumulator {
         if self.session.slots().is_empty() {
             return model;
         }
-        let has_adapters = Survey::of(&model).has_adapters;
-        restore(&self.session, model, has_adapters)
+        let survey = Survey::of(&model);
+        restore(&self.session, model, &survey)
     }
 
     pub(super) fn check_ended(&self) -> Result<(), ReleaseError> {

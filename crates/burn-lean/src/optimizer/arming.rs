@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::optim::GradientsParams;
 
@@ -101,25 +102,27 @@ fn put_after(param: &AnyParam, earlier: DispatchTensor, sums: &mut GradientsPara
     param.put_grad(sums, sum.expect("there is one"));
 }
 
-/// Takes the sums of earlier micro-batches out of the slots of an arming that starts again.
+/// Takes the sums of earlier micro-batches out of the slots of an arming that starts again. Those of a
+/// step that was interrupted are dropped.
 fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
-    let own = survey.found.iter().filter(|(_, found)| !found.is_copy);
-    own.filter_map(|(id, found)| Some((*id, found.slot.take_sum()?)))
-        .collect()
+    let ids = survey.found.keys().copied();
+    let sums = ids.filter_map(|id| Some((id, survey.own_slot(id)?.take_sum()?)));
+    let sums = sums.collect();
+    match survey.was_interrupted() {
+        true => HashMap::new(),
+        false => sums,
+    }
 }
 
-/// Takes the sums out of the slots of a model whose optimizer is gone.
-pub(super) fn sums_left(survey: &Survey) -> GradientsParams {
-    registered(survey, sums_of(survey), GradientsParams::new())
-}
-
-/// Takes back the sums of earlier micro-batches that a model was armed with.
+/// Takes the sums of earlier micro-batches that a model was armed with, also by an optimizer that is
+/// gone.
 pub(super) fn take_sums(session: &Session, survey: &Survey) -> GradientsParams {
     let left = std::mem::take(&mut session.stepper().sums);
+    let mut sums = sums_of(survey);
     let slots = session.slots();
-    let sums = slots.iter();
-    let sums = sums.filter_map(|(id, slot)| Some((*id, slot.take_sum()?)));
-    registered(survey, sums.collect(), left)
+    let own = slots.iter();
+    sums.extend(own.filter_map(|(id, slot)| Some((*id, slot.take_sum()?))));
+    registered(survey, sums, left)
 }
 
 /// Adds the sums of a model's parameters to gradients.
@@ -171,16 +174,18 @@ impl ModuleMapper for ArmAgain<'_> {
             .survey
             .param(param.id)
             .filter(|_| param.is_require_grad());
-        let Some(Surveyed { param: known, .. }) = surveyed else {
+        let Some(surveyed) = surveyed else {
             return param;
         };
         let armed = param.map(|base| {
-            let base = match found.has_ended {
+            // Between two armings, or loaded since.
+            let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
+            let base = match is_weight {
                 true => base,
                 false => weight_for(&found.slot, base),
             };
-            let base = base.into_dispatch();
-            Tensor::from_dispatch(found.slot.arm_again(self.session, &known.path, base))
+            let (base, known) = (base.into_dispatch(), &surveyed.param);
+            Tensor::from_dispatch(found.slot.arm_again(self.session, known, base))
         });
         saving_weight(armed, &found.slot)
     }
@@ -224,17 +229,16 @@ impl Reparameterizer for Armer<'_> {
 
 /// Lets the records of an armed parameter have its weight.
 fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> Param<Tensor<D>> {
-    let (behind, saved) = (Arc::downgrade(slot), mapper_of::<D>(slot.mapper()));
-    param.save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, base)))
+    let (behind, leaf) = (Arc::downgrade(slot), slot.leaf_id());
+    let saved = mapper_of::<D>(slot.mapper());
+    param.save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, leaf, base)))
 }
 
 /// The weight that a record of an armed model, or of a copy of it, holds instead of the
-/// placeholder.
-fn weight_to_save<const D: usize>(slot: &Weak<Slot>, base: Tensor<D>) -> Tensor<D> {
-    let slot = slot.upgrade();
+/// placeholder. `leaf` is that of the arming in which the placeholder was made.
+fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<D>) -> Tensor<D> {
     let placeholder = base.clone().into_dispatch();
-    let leaf = slot.as_ref().map(|slot| slot.leaf_id());
-    let is_leaf = leaf.is_some() && node_of(&placeholder) == leaf;
+    let is_leaf = node_of(&placeholder) == Some(leaf);
     if !is_leaf && !is_placeholder(&placeholder) {
         assert!(
             !is_computed_from_placeholder(&placeholder),
@@ -243,6 +247,8 @@ fn weight_to_save<const D: usize>(slot: &Weak<Slot>, base: Tensor<D>) -> Tensor<
         );
         return base;
     }
+    // With adapters, the slot may be armed anew since.
+    let slot = slot.upgrade().filter(|slot| slot.leaf_id() == leaf);
     let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
     Tensor::from_dispatch(weight.expect(
         "gradient release: this record would be of an armed model or of a copy that was taken \

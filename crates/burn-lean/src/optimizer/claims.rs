@@ -5,9 +5,10 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::optim::GradientsParams;
 
-use super::survey::{Survey, Surveyed};
+use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
+use crate::parameter::Found;
 use crate::path::path_text;
 use crate::session::Session;
 use crate::tape::is_placeholder;
@@ -49,7 +50,9 @@ fn check_claim(
     let id = surveyed.param.id;
     let found = survey.found.get(&id);
     let Some(slot) = session.slots().get(&id).cloned() else {
-        let found = found.filter(|found| grad.is_some() && (found.is_copy || found.is_armed));
+        // A parameter that was loaded under another id is stepped after backward.
+        let is_elsewhere = |found: &&Found| found.is_armed && !is_own(session, found);
+        let found = found.filter(|found| grad.is_some() && (found.is_copy || is_elsewhere(found)));
         let Some(found) = found else {
             return surveyed.check_gradient(grad.as_ref());
         };

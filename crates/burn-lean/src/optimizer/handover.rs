@@ -219,7 +219,7 @@ impl ReleaseOptimizer {
         survey.check_computed()?;
         let mapper = |(id, slot): (&ParamId, &Arc<Slot>)| (*id, slot.mapper().clone());
         let mappers = self.session.slots().iter().map(mapper).collect();
-        let model = restore(&self.session, model, survey.has_adapters);
+        let model = restore(&self.session, model, &survey);
         self.finish(report);
         Ok(restore_mappers(model, &mappers))
     }

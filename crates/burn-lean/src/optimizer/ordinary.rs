@@ -20,13 +20,16 @@ pub(super) fn measure(
     survey: &Survey,
     grads: &GradientsParams,
 ) -> Result<(), ReleaseError> {
+    let was_interrupted = survey.was_interrupted();
     for Surveyed { param, .. } in &survey.params {
         let slot = session.slots().get(&param.id).cloned();
         let is_taken = slot.as_ref().is_some_and(|slot| slot.phase().is_taken());
         if is_taken || session.stepper().gradients.is_measured(param.id) {
             continue;
         }
-        let sum = slot.and_then(|slot| slot.sum());
+        // Of a model that is not armed, an optimizer that is gone may have left them.
+        let left = survey.own_slot(param.id).filter(|_| !was_interrupted);
+        let sum = slot.as_ref().or(left).and_then(|slot| slot.sum());
         let sum = sum.or_else(|| param.grad(&session.stepper().sums));
         let Some(grad) = added(sum, param.grad(grads)) else {
             continue;

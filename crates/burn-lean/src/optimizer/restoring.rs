@@ -8,19 +8,26 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
+use super::survey::Survey;
 use crate::session::{Session, Slot};
 use crate::tape::is_replaced;
 
 /// Ends the arming of a model.
-pub(super) fn restore<M: Module>(session: &Session, model: M, has_adapters: bool) -> M {
-    let slots = std::mem::take(&mut *session.slots());
+pub(super) fn restore<M: Module>(session: &Session, model: M, survey: &Survey) -> M {
+    let mut slots = std::mem::take(&mut *session.slots());
+    if survey.has_adapters {
+        // Others that an accumulator, or an optimizer that is gone, has left; and those of parameters
+        // that were loaded under another id. Without adapters, `materialize` gives back their weights.
+        let open = survey.found.iter().filter(|(_, found)| found.is_open());
+        slots.extend(open.map(|(id, found)| (*id, found.slot.clone())));
+    }
     let model = model.map(&mut Restore { slots: &slots });
     for slot in slots.values().filter(|slot| !slot.phase().has_ended()) {
         // Its parameter is not in the model, or something else was loaded into it.
         slot.abandon();
     }
     session.disarm();
-    match has_adapters {
+    match survey.has_adapters {
         // `materialize` would merge them. So our reparameterizations stay, and return the base of
         // the `Param`.
         true => model,
@@ -54,6 +61,7 @@ impl ModuleMapper for Restore<'_> {
         let mapper = mapper_of::<D>(slot.mapper());
         let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
             // Loaded since: it stays.
+            slot.drop_weight();
             base
         } else {
             weight_for(slot, base).set_require_grad(is_active)

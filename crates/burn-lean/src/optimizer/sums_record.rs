@@ -78,6 +78,7 @@ impl ReleaseAccumulator {
     /// # Errors
     ///
     /// If the record has a parameter that the model lacks or does not train, or one of another shape.
+    /// The sums that were here are dropped in that case, too.
     pub fn load_record<M: Module>(
         mut self,
         model: &M,

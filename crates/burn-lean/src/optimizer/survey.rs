@@ -26,12 +26,15 @@ use crate::wide::is_half;
 pub(super) struct Survey {
     /// In the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
+    /// The armed ones, by the ids that they have now.
     pub(super) found: HashMap<ParamId, Found>,
     /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
     /// would merge.
     pub(super) has_adapters: bool,
     /// The indices of parameters.
     places: HashMap<ParamId, usize>,
+    /// Those that have a slot, in the order of the visit.
+    with_slot: Vec<ParamId>,
     duplicate: Option<ReleaseError>,
 }
 
@@ -87,14 +90,20 @@ impl Survey {
             found: HashMap::new(),
             has_adapters: false,
             places: HashMap::new(),
+            with_slot: Vec::new(),
             duplicate: None,
         };
         let found = find(model, &mut WithPaths::new(&mut survey));
-        survey.found = found.into_iter().map(|found| (found.id, found)).collect();
+        // A record has ids of its own, and parameters keep their slots when it is loaded.
+        survey.found = survey.with_slot.drain(..).zip(found).collect();
         let some_are_armed = some_are_armed();
         for surveyed in &mut survey.params {
-            if let Some(base) = surveyed.base.take().filter(|_| some_are_armed) {
-                surveyed.holds = Holds::of(&base, survey.found.get(&surveyed.param.id));
+            let found = survey.found.get(&surveyed.param.id);
+            // Copies have placeholders for longer than a parameter is armed.
+            let is_checked =
+                |base: &DispatchTensor| some_are_armed || found.is_some() || !reading_waits(base);
+            if let Some(base) = surveyed.base.take().filter(is_checked) {
+                surveyed.holds = Holds::of(&base, found);
             }
         }
         survey
@@ -105,6 +114,34 @@ impl Survey {
         self.params
             .iter()
             .filter(|surveyed| surveyed.param.is_trained)
+    }
+
+    /// The slot of a parameter of the model itself, unless it was loaded under another id since: sums
+    /// are kept by id, as Burn's.
+    pub(super) fn own_slot(&self, id: ParamId) -> Option<&Arc<Slot>> {
+        let found = self.found.get(&id)?;
+        (!found.is_copy && found.id == id).then_some(&found.slot)
+    }
+
+    /// Whether the model has sums of earlier micro-batches, also from an optimizer that is gone.
+    pub(super) fn has_sums(&self) -> bool {
+        let has_sum = |id: &ParamId| self.own_slot(*id).is_some_and(|slot| slot.has_sum());
+        self.found.keys().any(has_sum) && !self.was_interrupted()
+    }
+
+    /// The slots of parameters that were loaded under another id.
+    pub(super) fn renamed(&self) -> HashSet<*const Slot> {
+        let found = self.found.iter();
+        let renamed = found.filter(|(id, found)| found.id != **id && !found.is_copy);
+        renamed.map(|(_, found)| Arc::as_ptr(&found.slot)).collect()
+    }
+
+    /// Whether a step over the model was interrupted. Such a model is refused until weights are loaded
+    /// into it.
+    pub(super) fn was_interrupted(&self) -> bool {
+        let is_half = |found: &Found| found.slot.is_stepped() || !found.slot.has_weight();
+        let mut found = self.found.values();
+        found.any(|found| found.is_open() && is_half(found))
     }
 
     /// The ids of all parameters.
@@ -212,16 +249,16 @@ impl Survey {
     pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_abandoned = |surveyed: &&Surveyed| {
             let found = self.found.get(&surveyed.param.id);
-            // A weight that was loaded since has another leaf.
+            // Unless a weight was loaded since.
             found.is_some_and(|found| {
                 !found.is_copy
                     && !found.is_armed
-                    && surveyed.leaf == Some(found.slot.leaf_id())
+                    && surveyed.holds == Holds::Placeholder
                     && found.slot.is_stepped()
                     && !is_own(session, found)
             })
         };
-        match self.trained().find(is_abandoned) {
+        match self.params.iter().find(is_abandoned) {
             None => Ok(()),
             Some(surveyed) => Err(ReleaseError::Abandoned {
                 path: surveyed.path(),
@@ -398,11 +435,16 @@ impl PathVisitor for Survey {
     }
 
     fn enter(&mut self, _: &Path, name: &str, container: &str) {
-        if container == "Reparameterization" && name != Released::CONTAINER {
-            self.has_adapters = true;
-            if let Some(last) = self.params.last_mut() {
+        let Some(last) = self.params.last_mut() else {
+            return;
+        };
+        match (container, name) {
+            ("Reparameterization", Released::CONTAINER) => self.with_slot.push(last.param.id),
+            ("Reparameterization", _) => {
+                self.has_adapters = true;
                 last.is_adapted = true;
             }
+            _ => {}
         }
     }
 }

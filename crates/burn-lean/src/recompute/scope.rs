@@ -152,7 +152,7 @@ impl ScopedParameter {
 impl HookOwner for ScopedParameter {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.slot.session() {
-            session.learn(hook, HookKey::in_scope(self.slot.id), checkpointer);
+            session.learn(hook, HookKey::in_scope(self.slot.id()), checkpointer);
         }
         let mut state = self.state();
         // The leaf hook holds the weight: without it, the step can write into the weight's memory.
@@ -188,7 +188,7 @@ pub(crate) fn replayed(slot: &Arc<Slot>) -> DispatchTensor {
         return hook.expect("a scope runs before its backward pass");
     }
     let session = slot.session();
-    let key = HookKey::in_scope(slot.id);
+    let key = HookKey::in_scope(slot.id());
     let order = session
         .as_ref()
         .map_or(1, |session| session.orders().order_of(key).0);

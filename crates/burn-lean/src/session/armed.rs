@@ -13,7 +13,7 @@ use super::{Session, Slot, State};
 use crate::backend::{is_same_backend, plain};
 use crate::error::ReleaseError;
 use crate::lock::lock;
-use crate::path::Path;
+use crate::path::AnyParam;
 use crate::reduction::shaped;
 
 #[cfg_attr(not(feature = "train"), allow(dead_code))] // Only burn-train's Learner calls some.
@@ -68,11 +68,12 @@ impl Slot {
     pub(crate) fn arm_again(
         &self,
         session: &Arc<Session>,
-        path: &Path,
+        param: &AnyParam,
         base: DispatchTensor,
     ) -> DispatchTensor {
         let (state, leaf) = State::arm(base, session);
-        *lock(&self.path) = Arc::new(path.clone());
+        self.id.store(param.id.val(), Ordering::Relaxed);
+        *lock(&self.path) = Arc::new(param.path.clone());
         *self.state() = state;
         leaf
     }
@@ -81,16 +82,22 @@ impl Slot {
     pub(crate) fn end(&self) -> DispatchTensor {
         self.go_on();
         let mut state = self.state();
-        state.end(Phase::Ended);
-        state.leaf = None;
-        state.weight.take(&self.path())
+        let weight = state.weight.take(&self.path());
+        state.end();
+        weight
+    }
+
+    /// Ends the arming of a parameter that something else was loaded into, and drops the weight.
+    pub(crate) fn drop_weight(&self) {
+        self.state().end();
     }
 
     /// Ends the arming, and keeps the weight for models that still hold the slot's placeholder.
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
         let taken = state.phase.taken();
-        state.end(Phase::Abandoned(taken));
+        state.phase = Phase::Abandoned(taken);
+        state.open = None;
     }
 
     /// Receives the mean over all replicas: measures it or steps with it. Without a gradient, takes
@@ -102,7 +109,7 @@ impl Slot {
         let shape = state.shape.clone();
         match (state.purpose, grad.map(|grad| shaped(grad, shape))) {
             (Purpose::MeasureNorm, Some(grad)) => {
-                session.measure(self.id, grad);
+                session.measure(self.id(), grad);
                 state.phase = state.phase.after(Taken::Measured);
             }
             (_, grad) => self.step_with(&mut state, &session, grad)?,

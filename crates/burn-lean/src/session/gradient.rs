@@ -77,14 +77,14 @@ impl Slot {
                 state.phase = Phase::Taken(Taken::InFlight);
                 // Without the lock: other parameters may be stepped to make room.
                 drop(state);
-                expect(session.reduce(in_flight, self.id, flat(grad)));
+                expect(session.reduce(in_flight, self.id(), flat(grad)));
             }
             (None, Taken::Stepped, grad @ Some(_)) => {
                 expect(self.step_with(&mut state, &session, grad));
             }
             (_, taken, grad) => {
                 if let Some(grad) = grad {
-                    session.measure(self.id, grad);
+                    session.measure(self.id(), grad);
                 }
                 state.phase = Phase::Taken(taken);
                 // The next forward pass makes a new hook.
@@ -108,13 +108,13 @@ impl Slot {
         let mut taken = Taken::Stepped;
         stepper.stepping = true;
         let reduction = session.in_flight().map(InFlight::reduction);
-        let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
+        let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id()));
         if let Some(grad) = grad {
             let is_in_place = weight.can_mut() && is_owner;
             let stepping = Stepping::begin(&self.stepping);
             let path = self.path();
             let step =
-                |weight, grad| (self.step)(&mut stepper, self.id, &path, weight, grad, is_owner);
+                |weight, grad| (self.step)(&mut stepper, self.id(), &path, weight, grad, is_owner);
             (weight, taken) = marks::step(weight, grad, step, |(weight, _)| weight);
             drop(stepping);
             if is_in_place && taken == Taken::Stepped {
@@ -125,7 +125,7 @@ impl Slot {
             && in_flight.reduction().is_sharded()
         {
             let shape = weight.shape();
-            let weight_of_owner = in_flight.weight_from_owner(self.id, flat(weight))?;
+            let weight_of_owner = in_flight.weight_from_owner(self.id(), flat(weight))?;
             weight = shaped(weight_of_owner, shape);
         }
         stepper.stepping = false;
@@ -160,7 +160,7 @@ impl Slot {
 impl HookOwner for Slot {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.session() {
-            session.learn(hook, HookKey::on_model(self.id), checkpointer);
+            session.learn(hook, HookKey::on_model(self.id()), checkpointer);
         }
         if !self.is_at(hook) {
             // A scope has stepped the parameter, so this hook has no gradient.

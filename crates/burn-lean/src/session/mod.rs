@@ -10,7 +10,7 @@ mod weight;
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::ThreadId;
 
@@ -51,8 +51,8 @@ pub(crate) struct Session {
 
 /// An armed parameter.
 pub(crate) struct Slot {
-    pub(crate) id: ParamId,
-    /// In the model that it was armed in last.
+    /// In the model that it was armed in last, as the path.
+    id: AtomicU64,
     path: Mutex<Arc<Path>>,
     step: StepFn,
     mapper: Arc<dyn Any + Send + Sync>,

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread;
 
@@ -24,7 +25,7 @@ use crate::tape::{HookOwner, OnTape, leaf, leaf_hook, node_of, placeholder_eleme
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot")
-            .field("id", &self.id)
+            .field("id", &self.id())
             .finish_non_exhaustive()
     }
 }
@@ -88,9 +89,21 @@ impl State {
         self.sum = added(self.take_sum(), grad).map(Box::new);
     }
 
-    pub(super) fn end(&mut self, phase: Phase) {
-        self.phase = phase;
+    /// Ends the arming. What is left of it must not come into the next one.
+    pub(super) fn end(&mut self) {
+        self.phase = Phase::Ended;
         self.open = None;
+        self.leaf = None;
+        self.sum = None;
+        self.weight = Weight::Elsewhere;
+    }
+
+    fn snapshot_of(&self, weight: DispatchTensor) -> Snapshot {
+        Snapshot {
+            weight,
+            leaf_id: self.leaf_id,
+            after_step: self.is_after_step(),
+        }
     }
 
     pub(super) fn is_after_step(&self) -> bool {
@@ -110,7 +123,7 @@ impl Slot {
     ) -> (Self, DispatchTensor) {
         let (state, leaf) = State::arm(base, session);
         let slot = Self {
-            id,
+            id: AtomicU64::new(id.val()),
             path: Mutex::new(Arc::new(path)),
             step,
             mapper,
@@ -126,13 +139,17 @@ impl Slot {
         let state = self.state();
         let twin = State::unarmed(state.leaf_id, state.shape.clone(), state.mark.clone());
         Self {
-            id: self.id,
+            id: AtomicU64::new(self.id().val()),
             path: Mutex::new(self.path()),
             step: self.step,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
             stepping: Mutex::new(None),
         }
+    }
+
+    pub(crate) fn id(&self) -> ParamId {
+        self.id.load(Ordering::Relaxed).into()
     }
 
     pub(crate) fn path(&self) -> Arc<Path> {
@@ -219,7 +236,7 @@ impl Slot {
             return Some(snapshot);
         }
         let weight = state.weight.get(&self.path());
-        let snapshot = Arc::new(Snapshot { weight, after_step });
+        let snapshot = Arc::new(state.snapshot_of(weight));
         state.snapshots[usize::from(after_step)] = Arc::downgrade(&snapshot);
         Some(snapshot)
     }
@@ -233,8 +250,7 @@ impl Slot {
              before `arm`, or after `step`",
             path_text(&self.path())
         );
-        let after_step = state.is_after_step();
-        let copy = Arc::new(Snapshot { weight, after_step });
+        let copy = Arc::new(state.snapshot_of(weight));
         state.moved.retain(|moved| moved.strong_count() > 0);
         state.moved.push(Arc::downgrade(&copy));
         copy
@@ -244,7 +260,8 @@ impl Slot {
     pub(crate) fn is_current(&self, snapshot: &Snapshot) -> bool {
         let state = self.state();
         let is_open = !state.phase.has_ended() && state.weight.is_here();
-        is_open && snapshot.after_step == state.is_after_step()
+        let now = (state.leaf_id, state.is_after_step());
+        is_open && (snapshot.leaf_id, snapshot.after_step) == now
     }
 
     /// The weight of a model of which only the placeholder is known; `None` if it could be one of
@@ -271,7 +288,7 @@ impl Slot {
     /// Puts the parameter on the model's tape. `directly` is false for a recomputed scope.
     pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> DispatchTensor {
         let session = self.session();
-        let key = HookKey::on_model(self.id);
+        let key = HookKey::on_model(self.id());
         let order = session
             .as_ref()
             .map(|session| session.orders().order_of(key));

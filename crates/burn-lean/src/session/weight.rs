@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
 
 use crate::backend::plain;
 use crate::path::{Path, path_text};
@@ -48,6 +49,8 @@ pub(super) struct Uses {
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) weight: DispatchTensor,
+    /// The leaf of the arming: a model with adapters keeps its slots from step to step.
+    pub(super) leaf_id: NodeId,
     pub(crate) after_step: bool,
 }
 

@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Tensor, activation};
-use burn_lean::{ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
+use burn_lean::{FirstPass, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
 
 use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, watched_adamw};
 use crate::small::{
@@ -168,23 +168,23 @@ fn an_optimizer_that_panics_in_step() {
     assert_goes_on(refused.into_model(), &mut optim, saved);
 }
 
+/// The loss of a model of which a node runs again in backward, and may fail there.
+fn loss(model: &Small, fails: bool) -> Tensor<1> {
+    let x = numbers::<2>([3, 4], 1, &flex()).matmul(model.tied.val());
+    let runs = AtomicUsize::new(0);
+    let x = checkpoint(&model.first, x, move |layer, x| {
+        let run = runs.fetch_add(1, Ordering::Relaxed);
+        assert!(!fails || run == 0, "in backward");
+        activation::gelu(layer.forward(x))
+    });
+    model.second.forward(x).square().mean()
+}
+
 /// A node of the model panics in backward, when some parameters are stepped.
 #[test]
 fn a_node_that_panics_in_backward() {
     let saved = plain(&[0]);
     let mut optim = saved.1.clone().with_gradient_release();
-    let runs = Arc::new(AtomicUsize::new(0));
-    let loss = |model: &Small, fails: bool| {
-        let x = numbers::<2>([3, 4], 1, &flex()).matmul(model.tied.val());
-        let runs = runs.clone();
-        let first = runs.load(Ordering::Relaxed);
-        let x = checkpoint(&model.first, x, move |layer, x| {
-            let run = runs.fetch_add(1, Ordering::Relaxed);
-            assert!(!fails || run == first, "in backward");
-            activation::gelu(layer.forward(x))
-        });
-        model.second.forward(x).square().mean()
-    };
     // A step before teaches the optimizer where parameters can be stepped.
     let works = |model: &Small| loss(model, false);
     let plain = plain_step(saved.0.clone(), &mut saved.1.clone(), works);
@@ -216,6 +216,26 @@ fn a_node_that_panics_in_backward() {
     let model = refused.into_model().load_record(record);
     let mut optim = optim.load_record(saved.1.to_record());
     assert_goes_on(model, &mut optim, saved);
+}
+
+/// The sums of the parameters that were not stepped are of the window that was interrupted.
+#[test]
+fn a_panic_in_the_last_micro_batch() {
+    for is_node in [true, false] {
+        let (saved, left) = saved();
+        let optim = saved.1.clone().with_gradient_release();
+        let mut optim = optim.with_first_pass(FirstPass::Small);
+        let sums = grads_of(&saved.0, 9);
+        let model = optim.arm_accumulated(LR, saved.0.clone(), sums);
+        match is_node {
+            true => assert_panics(|| loss(&model, true).backward(), "in backward"),
+            false => fail_at_the_third(&left, || grads_of(&model, 1)),
+        }
+        assert!(optim.try_to_record().is_err());
+        let model = model.load_record(saved.0.clone().into_record());
+        let mut optim = optim.load_record(saved.1.to_record());
+        assert_goes_on(model, &mut optim, saved);
+    }
 }
 
 /// A panic in backward before any parameter is stepped: nothing has happened.

@@ -21,7 +21,7 @@ use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
 use crate::reduction::own_states;
-use crate::session::{Progress, Purpose, Session};
+use crate::session::{Progress, Purpose, Session, Slot};
 
 /// Adds gradient release to Burn's optimizer.
 pub trait WithGradientRelease {
@@ -324,7 +324,9 @@ impl ReleaseOptimizer {
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
         match self.check_disarm(&survey) {
-            Ok(()) if self.has_sums() => Err(Refused::new(model, ReleaseError::Accumulated)),
+            Ok(()) if self.has_sums() || survey.has_sums() => {
+                Err(Refused::new(model, ReleaseError::Accumulated))
+            }
             Ok(()) => Ok(self.disarm_checked(model, &survey)),
             Err(error) => Err(Refused::new(model, error)),
         }
@@ -352,7 +354,9 @@ impl ReleaseOptimizer {
 
     fn check_disarm(&self, survey: &Survey) -> Result<(), ReleaseError> {
         self.check_unfinished()?;
-        survey.check_own(&self.session, |_| true)?;
+        let renamed = survey.renamed();
+        let matters = |slot: &Slot| slot.has_sum() || !renamed.contains(&std::ptr::from_ref(slot));
+        survey.check_own(&self.session, matters)?;
         survey.check_elsewhere(&self.session)?;
         survey.check_computed()
     }
@@ -362,7 +366,7 @@ impl ReleaseOptimizer {
         stepper.gradients.forget_step();
         stepper.sums_are_plain = true;
         drop(stepper);
-        restore(&self.session, model, survey.has_adapters)
+        restore(&self.session, model, survey)
     }
 
     /// Whether a model is armed.
@@ -451,13 +455,19 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// As [`try_to_record`](Self::try_to_record), and [`NotBurns`](ReleaseError::NotBurns) with
-    /// clipping by norms, a loss scaler, a stop at gradients that are not finite or gradients in f32.
+    /// As [`try_to_record`](Self::try_to_record), and:
+    ///
+    /// - [`NotBurns`](ReleaseError::NotBurns) with clipping by norms, a loss scaler, a stop at
+    ///   gradients that are not finite or gradients in f32;
+    /// - [`Accumulated`](ReleaseError::Accumulated): it has sums of parameters that were frozen since.
     pub fn try_into_optimizer(self) -> Result<ModuleOptimizer, Refused<Self>> {
-        let not_burns = self.session.stepper().gradients.not_burns();
+        let stepper = self.session.stepper();
+        let (not_burns, has_sums) = (stepper.gradients.not_burns(), !stepper.sums.is_empty());
+        drop(stepper);
         let checked = self.check_unfinished().and_then(|()| self.check_whole());
         let checked = checked.and(match not_burns {
             Some(what) => Err(ReleaseError::NotBurns { what: what.into() }),
+            None if has_sums => Err(ReleaseError::Accumulated),
             None => Ok(()),
         });
         match checked {

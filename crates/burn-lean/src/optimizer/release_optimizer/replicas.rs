@@ -7,7 +7,7 @@ use burn::optim::ModuleOptimizer;
 use super::ReleaseOptimizer;
 use crate::error::ReleaseError;
 use crate::reduction::{GradientReduction, InFlight, own_states};
-use crate::session::Session;
+use crate::session::{Progress, Session};
 
 impl ReleaseOptimizer {
     /// Reduces each gradient over the replicas of a model before it is stepped with. Ends any
@@ -39,16 +39,22 @@ impl ReleaseOptimizer {
         self.session.in_flight().map(InFlight::reduction)
     }
 
-    /// A new session with the gradient transform of the old one.
+    /// A new session with the gradient transform of the old one, and with its sums of parameters that
+    /// are not armed, unless a step was interrupted.
     pub(super) fn next_session(
         &self,
         optim: ModuleOptimizer,
         reduction: Option<Arc<dyn GradientReduction>>,
     ) -> Arc<Session> {
         let session = Session::new(Some(optim), reduction);
-        let mut gradients = std::mem::take(&mut self.session.stepper().gradients);
-        gradients.forget_step();
-        session.stepper().gradients = gradients;
+        let (mut before, mut stepper) = (self.session.stepper(), session.stepper());
+        stepper.gradients = std::mem::take(&mut before.gradients);
+        stepper.gradients.forget_step();
+        if !before.stepping && Progress::get(&self.session.progress.stepped) == 0 {
+            stepper.sums = std::mem::take(&mut before.sums);
+            stepper.sums_are_plain = before.sums_are_plain;
+        }
+        drop(stepper);
         Arc::new(session)
     }
 

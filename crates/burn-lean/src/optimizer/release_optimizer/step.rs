@@ -56,15 +56,16 @@ impl ReleaseOptimizer {
         if let Err(error) = reduced.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
             return Err(Refused::with_grads(model, grads, error));
         }
-        let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
+        let model = match self.is_armed() || survey.found.is_empty() {
             true => model,
             // An accumulator, or an optimizer that is gone, has left the model in this state.
             false => {
-                let sums = arming::sums_left(&survey);
-                if !sums.is_empty() {
-                    self.session.stepper().sums = sums;
+                let sums = arming::take_sums(&self.session, &survey);
+                self.session.stepper().sums = sums;
+                match survey.has_adapters {
+                    true => model,
+                    false => arming::settle(model, &survey),
                 }
-                arming::settle(model, &survey)
             }
         };
         let mut report = self.report(&survey, &mut grads);
@@ -81,7 +82,7 @@ impl ReleaseOptimizer {
         };
         let means = reduced.iter().copied();
         self.session.stepper().gradients.note_widened(means);
-        let mut model = restore(&self.session, model, survey.has_adapters);
+        let mut model = restore(&self.session, model, &survey);
         let skipped = ordinary::transform(&self.session, &model, &mut grads);
         report.set_skipped(&skipped);
         let has_skipped = !skipped.is_empty() || report.count(Outcome::Skipped) > 0;
@@ -244,14 +245,15 @@ impl ReleaseOptimizer {
     fn check_ordinary(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         let slots = self.session.slots();
-        if !grads.is_empty() || stepper.gradients.has_sums() {
+        let has_sums = stepper.gradients.has_sums() || !stepper.sums.is_empty();
+        if !grads.is_empty() || has_sums || survey.has_sums() {
             stepper.gradients.check_scaled()?;
         }
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());
         }
         let taken = slots.values().filter(|slot| slot.phase().is_taken());
-        let taken: HashSet<_> = taken.map(|slot| slot.id).collect();
+        let taken: HashSet<_> = taken.map(|slot| slot.id()).collect();
         if !taken.is_empty() && stepper.gradients.needs_two_passes() {
             return Err(ReleaseError::NotMeasured);
         }

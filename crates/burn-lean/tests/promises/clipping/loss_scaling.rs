@@ -510,7 +510,7 @@ fn weights_in_fp16_are_refused() {
 /// Of a window that goes on from a record, nothing was scaled in this run.
 #[test]
 fn sums_alone_are_not_unscaled() {
-    let mut optim = optim(&scaler());
+    let (mut optim, mut other) = (optim(&scaler()), optim(&scaler()));
     let model = net();
     let sums = gradients(&model, model.loss(0));
     let model = optim.arm_accumulated(RATE, model, sums);
@@ -518,6 +518,11 @@ fn sums_alone_are_not_unscaled() {
     let refused = refused.unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
     let model = refused.into_model();
-    let (_, sums) = optim.try_disarm_accumulated(model).unwrap();
+    let (model, sums) = optim.try_disarm_accumulated(model).unwrap();
     assert_eq!(sums.len(), PARAMS);
+    // Nor are those that an optimizer that is gone has left.
+    let model = optim.arm_accumulated(RATE, model, sums);
+    drop(optim);
+    let refused = other.try_step(RATE, model, GradientsParams::new());
+    assert_eq!(*refused.unwrap_err().error(), ReleaseError::NotScaled);
 }

@@ -110,6 +110,29 @@ fn in_two_passes_and_unarmed_nothing_is_stepped_at_all() {
     }
 }
 
+/// Sums that an optimizer that is gone has left in the model are looked at before a step, too.
+#[test]
+fn sums_that_were_left_are_measured() {
+    let mut gone = adamw().with_gradient_release();
+    let model = small();
+    let sums = gradients(&model, planted(&model, 2, f64::NAN));
+    let model = gone.arm_accumulated(LR, model, sums);
+    drop(gone);
+    let mut optim = optim();
+    let grads = gradients(&model, model.loss(0));
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    let expected = ReleaseError::NonFinite {
+        path: PATHS[2].into(),
+        stepped: 0,
+        armed: 0,
+    };
+    assert_eq!(*refused.error(), expected);
+    // Nothing was taken: the sums are there the next time, too.
+    let (model, grads) = refused.into_given();
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), expected);
+}
+
 /// Where nothing was stepped, disarming hands back all sums of the window.
 #[test]
 fn the_sums_of_a_window_survive() {

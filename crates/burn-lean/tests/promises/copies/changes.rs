@@ -1,6 +1,8 @@
 //! Weights that are averaged, computed, set and loaded, and mappers.
 
 use super::*;
+use crate::harness::alone;
+use crate::small::assert_error;
 
 /// The average of the weights, as it is kept beside a model.
 struct Average(std::vec::IntoIter<Vec<f32>>);
@@ -137,6 +139,56 @@ fn weights_set_in_the_armed_model() {
         assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), count);
         assert_goes_on(model, &mut optim, train_plain((expected, plain.1), &[1]));
     }
+}
+
+/// A record of another model, whose ids Burn gives to the parameters.
+#[test]
+fn a_record_with_other_ids() {
+    let other = numbered_from(small(), 80);
+    let load = |model: Small| model.load_record(other.clone().into_record());
+    type Way = fn(Small, &mut ReleaseOptimizer) -> Small;
+    let ways: [Way; 3] = [
+        |model, _| model,
+        |model, optim| optim.arm(LR, model),
+        |model, optim| {
+            let model = optim.disarm(model);
+            optim.arm(LR, model)
+        },
+    ];
+    for way in ways {
+        let (model, mut optim, plain) = started();
+        let model = load(optim.arm(LR, model));
+        let model = way(model, &mut optim);
+        assert_eq!(model.values(), other.values());
+        let model = finish(model, &mut optim, 1);
+        let plain = (load(plain.0), plain.1);
+        assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+    }
+}
+
+/// Copies of an armed model that have lost their weights are refused after its step, too. Alone: other
+/// tests arm models at the same time.
+#[test]
+fn copies_without_weights_are_refused_when_nothing_is_armed() {
+    let test = "copies::changes::copies_without_weights_are_refused_when_nothing_is_armed";
+    alone(test, || {
+        let (model, mut optim, _) = started();
+        let model = optim.arm(LR, model);
+        let mut built_again = model.clone();
+        built_again.tied = built_again.tied.set_require_grad(true);
+        let computed = model.clone().map(&mut Halve);
+        let model = finish(model, &mut optim, 1);
+        for copy in [built_again, computed] {
+            let mut other = adamw().with_gradient_release();
+            let refused = other.try_arm(LR, copy).unwrap_err();
+            assert_error!(refused.error(), Placeholder);
+            let copy = refused.into_model();
+            let refused = other.try_step(LR, copy, GradientsParams::new());
+            let refused = refused.unwrap_err();
+            assert_error!(refused.error(), Placeholder);
+        }
+        assert_eq!(bits(&model), plain_bits(&[0, 1]));
+    });
 }
 
 #[test]

@@ -125,6 +125,9 @@ fn each_copy(check: impl Fn(Kept)) {
         check(kept(taken, |model| model.valid().train()));
         check(kept(taken, |model| model.clone().clone()));
         check(kept(taken, |model| model.clone().fork(&flex())));
+        check(kept(taken, |model| {
+            model.valid().to_device(&flex().inner()).train()
+        }));
     }
 }
 
@@ -273,6 +276,28 @@ fn to_the_same_device_while_armed() {
     }
     let model = optim.step(LR, model, GradientsParams::new());
     assert_eq!(bits(&model), plain_bits(&[0]));
+}
+
+/// They keep the weights that they were taken with.
+#[test]
+fn copies_moved_to_the_same_device_while_armed() {
+    let (model, mut optim, plain) = started();
+    let model = optim.arm(LR, model);
+    let copies = [
+        model.clone().to_device(&flex()),
+        model.valid().to_device(&flex().inner()),
+    ];
+    let assert_stay = || {
+        for copy in &copies {
+            assert_eq!(copy.values(), plain_values(&[0]));
+        }
+    };
+    assert_stay();
+    let grads = grads_of(&model, 1);
+    assert_stay();
+    let model = optim.step(LR, model, grads);
+    assert_stay();
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Parameters that are frozen, and unfrozen later.
 
 use burn::module::{Module, ParamGroup};
-use burn::optim::GradientsParams;
-use burn_lean::{Outcome, ReleaseAccumulator, WithGradientRelease};
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn_lean::{Outcome, ReleaseAccumulator, ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, plain_step, release_step};
 use crate::small::{PARAMS, Small, assert_error, assert_goes_on, grads_of, plain, small};
@@ -89,6 +89,51 @@ fn changed_between_arm_and_forward() {
         let all = |model: Small| model.set_require_grad(true);
         assert_goes_on(all(model), &mut optim, (all(plain), plain_optim));
     }
+}
+
+/// The sums of a window belong to the model: they outlive the states of the optimizer, also those of
+/// parameters that were frozen since.
+#[test]
+fn sums_of_a_window_over_a_record() {
+    let (start, plain_optim) = plain(&[0]);
+    let states = || plain_optim.to_record();
+    let frozen = || start.clone().freeze_group(first());
+    let optim = || plain_optim.clone().with_gradient_release();
+    let armed = |optim: &mut ReleaseOptimizer| {
+        let sums = grads_of(&start, 1);
+        optim.arm_accumulated(LR, frozen(), sums)
+    };
+    let mut trained = Vec::new();
+    for arms_again in [true, false] {
+        let mut optim = optim();
+        let model = armed(&mut optim);
+        let mut optim = optim.load_record(states());
+        let model = match arms_again {
+            true => optim.arm(LR, model),
+            false => model,
+        };
+        let grads = grads_of(&model, 2);
+        trained.push(bits(&optim.step(LR, model, grads)));
+    }
+
+    let mut sums = GradientsAccumulator::new();
+    sums.accumulate(&start, grads_of(&start, 1));
+    let plain = frozen();
+    sums.accumulate(&plain, grads_of(&plain, 2));
+    let plain = plain_optim.clone().step(LR, plain, sums.grads());
+    assert_eq!(trained, [bits(&plain), bits(&plain)]);
+
+    // They are not dropped silently.
+    let mut optim_of_sums = optim();
+    let model = armed(&mut optim_of_sums);
+    let refused = optim_of_sums.try_into_optimizer().err().unwrap();
+    assert_error!(refused.error(), Accumulated);
+    let mut optim = refused.into_model().load_record(states());
+    let refused = optim.try_disarm(model).unwrap_err();
+    assert_error!(refused.error(), Accumulated);
+    let (model, sums) = optim.try_disarm_accumulated(refused.into_model()).unwrap();
+    assert_eq!(bits(&model), bits(&start));
+    assert_eq!(sums.len(), PARAMS);
 }
 
 /// `Param::set_require_grad`, which drops what says where the weight of an armed parameter is.

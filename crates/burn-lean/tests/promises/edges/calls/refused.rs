@@ -108,6 +108,13 @@ fn a_model_that_was_left_in_mid_step_is_refused() {
         let grads = grads_of(&model, 2);
         let refused = optim.try_step(LR, model, grads).unwrap_err();
         assert_error!(refused.error(), Abandoned);
+        // Whatever becomes of its leaves.
+        let model = refused.into_model().no_grad().set_require_grad(true);
+        let refused = optim.try_arm(LR, model).unwrap_err();
+        assert_error!(refused.error(), Abandoned);
+        let model = refused.into_model().to_device(&flex());
+        let refused = optim.try_arm(LR, model).unwrap_err();
+        assert_error!(refused.error(), Abandoned);
         let model = refused.into_model().load_record(record);
         assert_goes_on(model, &mut optim, saved);
     }

@@ -1,6 +1,8 @@
 //! LoRA and other reparameterizations: their factors are stepped inside backward, and the model
 //! keeps them.
 
+mod left;
+
 use burn::module::{Lora, Module, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;

@@ -1,0 +1,173 @@
+//! Armings of models with adapters that were left, and what may come of them into later ones:
+//! weights, sums, copies.
+
+use burn::optim::GradientsAccumulator;
+use burn_lean::{FirstPass, LossScalerConfig, ReleaseAccumulator, checkpoint};
+
+use super::*;
+use crate::harness::{flex, numbers};
+
+/// Plain Burn's model and optimizer after one step with the sum of these batches.
+fn window((model, mut optim): Plain, batches: &[usize]) -> Plain {
+    let mut sums = GradientsAccumulator::new();
+    for step in batches {
+        sums.accumulate(&model, grads_of(&model, *step));
+    }
+    (optim.step(LR, model, sums.grads()), optim)
+}
+
+fn micro_batch(model: Small, sums: &mut ReleaseAccumulator, step: usize) -> Small {
+    let model = sums.arm(model);
+    let grads = grads_of(&model, step);
+    sums.accumulate(&model, grads);
+    model
+}
+
+/// After a micro-batch the model is disarmed, or stepped as one that is not armed.
+#[test]
+fn by_an_accumulator() {
+    let (start, mut optim) = started();
+    let mut sums = ReleaseAccumulator::new();
+    let model = micro_batch(start.0.clone(), &mut sums, 1);
+    let model = optim.step(LR, model, sums.grads());
+    assert_goes_on(model, &mut optim, train_plain(start, &[1]));
+
+    let (start, mut optim) = started();
+    let model = micro_batch(start.0.clone(), &mut sums, 1);
+    let model = optim.disarm(model);
+    assert_goes_on(model, &mut optim, start);
+}
+
+/// With sums of a window and without.
+#[test]
+fn by_an_optimizer_that_is_gone() {
+    for batches in [&[2][..], &[1, 2]] {
+        let (start, mut optim) = started();
+        let sums = match batches {
+            [_] => GradientsParams::new(),
+            _ => grads_of(&start.0, 1),
+        };
+        let model = optim.arm_accumulated(LR, start.0.clone(), sums);
+        let mut optim = optim.load_record(start.1.to_record());
+        let grads = grads_of(&model, 2);
+        let model = optim.step(LR, model, grads);
+        assert_goes_on(model, &mut optim, window(start, batches));
+    }
+}
+
+/// A record that is loaded while the model is armed, or in the middle of a window.
+#[test]
+fn a_record_loaded_into_an_armed_model() {
+    let load = |model: Small, from: &Plain| model.load_record(from.0.clone().into_record());
+    // With a backward pass of the arming, which the optimizer forgets, and armed again.
+    let (start, optim) = started();
+    let mut optim = optim.with_first_pass(FirstPass::Small);
+    let later = train_plain(start.clone(), &[1]);
+    let model = optim.arm(LR, later.0.clone());
+    grads_of(&model, 1);
+    let mut optim = optim.load_record(start.1.to_record());
+    let model = optim.arm(LR, load(model, &start));
+    assert_eq!(model.values(), start.0.values());
+    let model = optim.disarm(model);
+    assert_goes_on(model, &mut optim, start.clone());
+
+    // Stepped at once.
+    let mut optim = later.1.clone().with_gradient_release();
+    let model = load(optim.arm(LR, later.0.clone()), &start);
+    let model = finish(model, &mut optim, 2);
+    let plain = (start.0.clone(), later.1.clone());
+    assert_goes_on(model, &mut optim, train_plain(plain, &[2]));
+
+    let mut sums = ReleaseAccumulator::new();
+    let mut optim = later.1.clone().with_gradient_release();
+    let model = load(micro_batch(later.0.clone(), &mut sums, 1), &start);
+    let model = optim.arm_accumulated(LR, model, sums.grads());
+    assert_eq!(model.values(), start.0.values());
+    let model = finish(model, &mut optim, 2);
+    let mut sums = GradientsAccumulator::new();
+    sums.accumulate(&later.0, grads_of(&later.0, 1));
+    sums.accumulate(&start.0, grads_of(&start.0, 2));
+    let (mut plain, mut plain_optim) = (start.0, later.1);
+    plain = plain_optim.step(LR, plain, sums.grads());
+    assert_goes_on(model, &mut optim, (plain, plain_optim));
+}
+
+/// A record of another model, whose ids Burn gives to the parameters.
+#[test]
+fn a_record_with_other_ids() {
+    let other = train_plain((lora(), adamw()), &[3]);
+    for is_armed in [false, true] {
+        for loads_states in [false, true] {
+            let (start, mut optim) = started();
+            let (mut plain, mut plain_optim) = train_plain(start.clone(), &[1]);
+            let mut model = release_step(start.0, &mut optim, |model| model.loss(1));
+            if is_armed {
+                model = optim.arm(LR, model);
+            }
+            model = model.load_record(other.0.clone().into_record());
+            plain = plain.load_record(other.0.clone().into_record());
+            if loads_states {
+                optim = optim.load_record(other.1.to_record());
+                plain_optim = other.1.clone();
+            }
+            assert_goes_on(model, &mut optim, (plain, plain_optim));
+            let released = optim.last_step().unwrap().count(Outcome::Released);
+            assert_eq!(released, FACTORS, "{is_armed}, {loads_states}");
+        }
+    }
+}
+
+/// The sums of parameters whose step was skipped are not stepped with later.
+#[test]
+fn sums_of_a_skipped_step() {
+    let (start, optim) = started();
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let mut optim = optim
+        .with_loss_scaler(scaler.clone())
+        .with_non_finite_stop();
+    let grads = |model: &Small, factor: f64| {
+        let loss = scaler.scale(model.loss(1) * factor);
+        GradientsParams::from_grads(loss.backward(), model)
+    };
+    let sums = grads(&start.0, 1.0);
+    let model = optim.arm_accumulated(LR, start.0.clone(), sums);
+    let overflown = grads(&model, 1e38);
+    let model = optim.step(LR, model, overflown);
+    assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), FACTORS);
+    assert_eq!(all(&model), all(&start.0));
+    let model = optim.arm(LR, model);
+    let finite = grads(&model, 1.0);
+    let model = optim.step(LR, model, finite);
+    assert_eq!(all(&model), all(&train_plain(start, &[1]).0));
+}
+
+/// A copy of the armed model, when its slots are armed again: it has its weights, or is refused.
+#[test]
+fn copies_of_an_earlier_arming() {
+    let (start, mut optim) = started();
+    let model = optim.arm(LR, start.0.clone());
+    let copy = model.clone();
+    let model = finish(model, &mut optim, 1);
+    let model = optim.arm(LR, model);
+    // A copy of the new arming, whose weights are not those of the old one.
+    let later = model.clone();
+    let x = || numbers::<2>([3, 4], 9, &flex());
+    let scope = || checkpoint(&copy, x(), Small::forward);
+    assert_panics(scope, "which a scope cannot use");
+    for copy in [copy.clone(), copy.valid()] {
+        match panic_of(|| copy.into_record()) {
+            Ok(record) => {
+                let loaded = numbered_from(lora(), 900).load_record(record);
+                assert_eq!(all(&loaded), all(&start.0));
+            }
+            Err(text) => assert!(text.contains("`copy.materialize()`"), "{text}"),
+        }
+    }
+    let merged = copy.clone().materialize().into_record();
+    let merged = small().load_record(merged);
+    assert_eq!(bits(&merged), bits(&start.0.clone().materialize()));
+    assert_eq!(copy.values(), start.0.values());
+    let plain = train_plain(start, &[1]);
+    assert_eq!(later.values(), plain.0.values());
+    assert_goes_on(optim.disarm(model), &mut optim, plain);
+}
