@@ -28,13 +28,13 @@ pub(crate) fn read(weight: &DispatchTensor) {
     lean_timeline::heap::read(|| address(weight));
 }
 
-/// Steps a weight with its gradient; `stepped` is the new weight in the result.
+/// Steps a weight with its gradient; `stepped` is the new weight in the result, if there is one.
 #[cfg(feature = "timeline")]
 pub(crate) fn step<T>(
     weight: DispatchTensor,
     grad: DispatchTensor,
     run: impl FnOnce(DispatchTensor, DispatchTensor) -> T,
-    stepped: impl FnOnce(&T) -> &DispatchTensor,
+    stepped: impl FnOnce(&T) -> Option<&DispatchTensor>,
 ) -> T {
     let (of_weight, of_grad) = match lean_timeline::heap::is_recording() {
         true => (address(&weight), address(&grad)),
@@ -44,7 +44,7 @@ pub(crate) fn step<T>(
         of_weight,
         of_grad,
         || run(weight, grad),
-        |result| address(stepped(result)),
+        |result| stepped(result).and_then(address),
     )
 }
 
@@ -58,7 +58,7 @@ mod nothing {
         weight: DispatchTensor,
         grad: DispatchTensor,
         run: impl FnOnce(DispatchTensor, DispatchTensor) -> T,
-        _: impl FnOnce(&T) -> &DispatchTensor,
+        _: impl FnOnce(&T) -> Option<&DispatchTensor>,
     ) -> T {
         run(weight, grad)
     }

@@ -108,7 +108,7 @@ impl PathMapper for Stepper<'_> {
                 step_one::<D>(self.optim, lr, id, path, weight, grad).into_dispatch()
             };
             let (weight, grad) = (weight.into_dispatch(), grad.into_dispatch());
-            Tensor::from_dispatch(marks::step(weight, grad, step, |weight| weight))
+            Tensor::from_dispatch(marks::step(weight, grad, step, |weight| Some(weight)))
         })
     }
 }

@@ -104,30 +104,40 @@ impl Slot {
         grad: Option<DispatchTensor>,
     ) -> Result<(), ReleaseError> {
         let mut stepper = session.stepper();
-        let mut weight = state.weight.take(&self.path());
-        let mut taken = Taken::Stepped;
+        let weight = state.weight.take(&self.path());
         stepper.stepping = true;
         let reduction = session.in_flight().map(InFlight::reduction);
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id()));
-        if let Some(grad) = grad {
-            let is_in_place = weight.can_mut() && is_owner;
-            let stepping = Stepping::begin(&self.stepping);
-            let path = self.path();
-            let step =
-                |weight, grad| (self.step)(&mut stepper, self.id(), &path, weight, grad, is_owner);
-            (weight, taken) = marks::step(weight, grad, step, |(weight, _)| weight);
-            drop(stepping);
-            if is_in_place && taken == Taken::Stepped {
-                Progress::count(&session.progress.in_place);
-            }
-        }
-        if let Some(in_flight) = session.in_flight()
-            && in_flight.reduction().is_sharded()
-        {
+        let from_owner = |weight: DispatchTensor| {
+            let in_flight = session.in_flight();
+            let Some(sharded) = in_flight.filter(|it| it.reduction().is_sharded()) else {
+                return Ok::<_, ReleaseError>(weight);
+            };
             let shape = weight.shape();
-            let weight_of_owner = in_flight.weight_from_owner(self.id(), flat(weight))?;
-            weight = shaped(weight_of_owner, shape);
-        }
+            let weight = sharded.weight_from_owner(self.id(), flat(weight))?;
+            Ok(shaped(weight, shape))
+        };
+        let (weight, taken) = match grad {
+            None => (from_owner(weight)?, Taken::Stepped),
+            Some(grad) => {
+                let is_in_place = weight.can_mut() && is_owner;
+                let path = self.path();
+                let step = |weight, grad| {
+                    let stepping = Stepping::begin(&self.stepping);
+                    let (weight, taken) =
+                        (self.step)(&mut stepper, self.id(), &path, weight, grad, is_owner);
+                    drop(stepping);
+                    Ok::<_, ReleaseError>((from_owner(weight)?, taken))
+                };
+                let stepped = marks::step(weight, grad, step, |stepped| {
+                    stepped.as_ref().ok().map(|(weight, _)| weight)
+                })?;
+                if is_in_place && stepped.1 == Taken::Stepped {
+                    Progress::count(&session.progress.in_place);
+                }
+                stepped
+            }
+        };
         stepper.stepping = false;
         if taken == Taken::Stepped {
             Progress::count(&session.progress.stepped);

@@ -1,17 +1,20 @@
 //! Recordings of where the memory goes. A program of its own, as it has another allocator.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 use burn_lean::timeline::{self, Category, Heap, Recorder, Snapshot};
-use burn_lean::{WithGradientRelease, checkpoint, operations};
+use burn_lean::{
+    GradientReduction, PendingGradient, Recipients, ReductionError, WithGradientRelease,
+    checkpoint, operations,
+};
 use lean_timeline::analysis::{Estimate, Peak, StatesEstimate, Totals};
 use lean_timeline::snapshot::{PhaseKind, Sample};
 use peak_alloc::PeakAlloc;
@@ -223,6 +226,53 @@ fn memory_has_the_right_purpose_and_parameter() {
             ),
         }
     }
+}
+
+/// A weight that comes from its owner in other memory is a weight all the same.
+#[test]
+fn weights_of_other_replicas_are_parameters() {
+    struct Copied;
+    impl GradientReduction for Copied {
+        fn begin(
+            &self,
+            _: ParamId,
+            grad: Tensor<1>,
+            _: Recipients,
+        ) -> Result<Box<dyn PendingGradient>, ReductionError> {
+            Ok(Box::new(Here(grad)))
+        }
+        fn is_sharded(&self) -> bool {
+            true
+        }
+        fn weight_from_owner(
+            &self,
+            _: ParamId,
+            weight: Tensor<1>,
+        ) -> Result<Tensor<1>, ReductionError> {
+            Ok(Tensor::from_data(weight.to_data(), &weight.device()))
+        }
+    }
+    struct Here(Tensor<1>);
+    impl PendingGradient for Here {
+        fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError> {
+            Ok(Some(self.0))
+        }
+    }
+    let _alone = alone();
+    let adamw = AdamWConfig::new().init().with_gradient_release();
+    let replica = Optimizer::Release(adamw.with_reduction(Arc::new(Copied)));
+    let (snapshot, _) = recorded(replica, [3, 256, 16], plain);
+    let weights = |category| {
+        let held = held(&snapshot, category).into_iter();
+        held.filter(|(_, bytes)| *bytes == 524_288).count()
+    };
+    let [parameters, gradients] = [Category::Parameters, Category::Gradients].map(weights);
+    // Old ones and those from the owner.
+    assert!(parameters >= 12, "{parameters}");
+    assert_eq!(gradients, 6);
+    // One is in flight while backward computes the next.
+    let at_once = Totals::of(&snapshot).most(&snapshot, Category::Gradients);
+    assert!(at_once.bytes < 5 * 524_288 / 2, "{}", at_once.bytes);
 }
 
 /// In a scope only the input is kept, and backward computes the rest again.
