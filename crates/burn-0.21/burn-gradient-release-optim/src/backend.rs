@@ -95,7 +95,7 @@ pub struct Operands<B: Backend, const N: usize> {
     pub clip: Clip<B>,
     /// The states.
     pub states: States<B, N>,
-    /// The noise that states in 8 bits without a sign are rounded with, if not to the nearest.
+    /// The noise that states in 8 bits are rounded with, those that it is [for](Noise::rounds).
     pub noise: Option<Noise>,
 }
 

@@ -78,8 +78,8 @@ pub struct Stochastic {
 /// in 32 bits.
 ///
 /// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
-/// between two steps keep their lower bits, which are less than half a step of bf16; a weight set
-/// to zero is zero.
+/// between two steps keep their lower bits, which are at most half a step of bf16: a weight set to
+/// zero is zero, or below half the smallest number.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".
@@ -107,11 +107,19 @@ pub trait Rounding<B: Backend>: Clone + Send + Sync {
 }
 
 impl<B: RoundToBf16> Rounding<B> for Stochastic {
+    /// # Panics
+    ///
+    /// If there are bits: those of master weights.
     fn widen<const D: usize>(
         &self,
         weight: Tensor<B, D>,
-        _low: Option<LowerHalves<B>>,
+        low: Option<LowerHalves<B>>,
     ) -> Tensor<B, D> {
+        assert!(
+            low.is_none(),
+            "the state has the lower bits of master weights, which stochastic rounding does not keep: \
+             go on with `MasterWeights`, or without this record"
+        );
         weight.cast(DType::F32)
     }
 
@@ -241,7 +249,7 @@ where
 
     /// # Panics
     ///
-    /// If the parameter is not in bf16.
+    /// If the parameter is not in bf16, or the state has bits that this rounding does not keep.
     fn step<const D: usize>(
         &self,
         lr: LearningRate,

@@ -76,8 +76,8 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule, and rounds it once. States in 8 bits without a sign are rounded
-    /// with the noise.
+    /// Steps a parameter by a rule, and rounds it once. States in 8 bits are rounded with the noise
+    /// where it is [for them](Noise::rounds).
     pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,

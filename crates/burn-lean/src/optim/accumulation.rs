@@ -64,7 +64,8 @@ pub trait AccumulateInMoments: Lean {
     /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
     ///   step, and the weight does not move by them alone;
     /// - [`Bf16Moments`](CannotAccumulate::Bf16Moments): moments in bf16 are to decay with each
-    ///   step.
+    ///   step;
+    /// - [`EightBitVelocity`](CannotAccumulate::EightBitVelocity): so is SGD's velocity in 8 bits.
     fn accumulating(
         mut self,
         micro_batches: usize,
@@ -104,7 +105,7 @@ impl AccumulateInMoments for StableAdamW {
 
 impl AccumulateInMoments for Sgd {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        Momentum::check_accumulating(self.momentum, decay)
+        Momentum::check_accumulating(self.momentum, self.settings.moments, decay)
     }
 }
 

@@ -48,6 +48,9 @@ impl<R: AdaptiveRule> Optimizer for Adaptive<R> {
         grad: Tensor<D>,
         state: Option<AdaptiveState<D>>,
     ) -> (Tensor<D>, Option<AdaptiveState<D>>) {
+        if self.settings.is_only_asked(&tensor) {
+            return (tensor, None);
+        }
         let momentum = state.map(|state| state.momentum);
         let micro_batch = self.settings.micro_batch;
         let time = micro_batch.time(momentum.as_ref().map_or(0, |state| state.time));

@@ -187,9 +187,9 @@ pub struct Stochastic {
 /// in 32 bits.
 ///
 /// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
-/// between two steps keep their lower bits, which are less than half a step of bf16; a weight set
-/// to zero is zero. On other backends than Flex and the Cube backend the bits go by way of the
-/// host, which is slow.
+/// between two steps keep their lower bits, which are at most half a step of bf16: a weight set to
+/// zero is zero, or below half the smallest number. On other backends than Flex and the Cube backend
+/// the bits go by way of the host, which is slow.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".

@@ -19,6 +19,10 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     /// `record` is what the optimizer's `to_record` gives. Parameters in other types than bf16 and
     /// f16 stay as they are.
     ///
+    /// To train on in 16 bits, take [`weights_from_f32`](Self::weights_from_f32) with that record:
+    /// [`MixedPrecision`](crate::MixedPrecision) rounds ties the other way, and the lower bits in the
+    /// record would belong to other weights.
+    ///
     /// ```
     /// use burn::module::ParamGroup;
     /// use burn::nn::{Linear, LinearConfig};
@@ -164,7 +168,7 @@ impl Entries {
         let has_optimizer = tensors.iter().any(|tensor| is_nested(&tensor.name))
             || self.scalars.keys().any(is_nested);
         let is_ours = has_optimizer && self.scalars.contains_key(&of("time"));
-        if self.low.contains_key(&id) || is_ours {
+        if is_ours {
             return;
         }
         let (own, rank) = (of(""), of("__rank"));
@@ -247,10 +251,12 @@ impl<R: Rounding> PathMapper for FromF32<'_, R> {
         with_value(param, |weight| {
             // What 24 bits hold already has nothing to be rounded, whatever the noise.
             let (weight, low) = self.rounding.round(weight, self.dtype, 0);
-            // Those of another rounding.
-            entries.low.remove(&id.val());
+            // Those of before, which may be of another rounding.
+            let was_split = entries.low.remove(&id.val()).is_some();
             if let Some(low) = low.filter(|_| !is_running) {
-                entries.nest(id.val());
+                if !was_split {
+                    entries.nest(id.val());
+                }
                 entries.low.insert(id.val(), (self.dtype, low.into_data()));
                 // The state of a parameter that has taken no step, as Burn's record has it.
                 let name = id.val().to_string();

@@ -75,6 +75,9 @@ impl Optimizer for Lion {
         grad: Tensor<D>,
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
+        if self.settings.is_only_asked(&tensor) {
+            return (tensor, None);
+        }
         let rule = self.lion.rule(lr);
         let states = state.map(|state| [state.momentum]);
         let kinds = [Kind::Signed];

@@ -106,7 +106,8 @@ pub trait Lean: Optimizer {
         ModuleOptimizer::from(self)
     }
 
-    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
+    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step. A device
+    /// without bf16 (WGSL, NdArray) is refused when the model is armed, or in the first step.
     ///
     /// # Panics
     ///

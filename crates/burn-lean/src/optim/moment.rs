@@ -5,6 +5,7 @@ use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 use super::record::Field;
+use crate::gradients::is_looked_for;
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +168,9 @@ impl<const D: usize> Field for Moment<D> {
     }
 
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        if is_looked_for(name) {
+            return None;
+        }
         let data = source.take_tensor("", name)?;
         let kind = match data.dtype() {
             DType::I8 => Kind::Signed,

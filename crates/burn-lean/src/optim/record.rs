@@ -81,11 +81,12 @@ macro_rules! record_state {
                 source: &mut burn::optim::StateSource,
                 device: &burn::tensor::Device,
             ) -> Option<Self> {
+                // Each of them, also after one that is missing: a moment tells who looks for it.
                 $(
                     let name = burn::optim::join_path(prefix, stringify!($field));
-                    let $field = crate::optim::record::Field::unflatten(&name, source, device)?;
+                    let $field = crate::optim::record::Field::unflatten(&name, source, device);
                 )+
-                Some(Self { $($field),+ })
+                Some(Self { $($field: $field?),+ })
             }
         }
 

@@ -13,7 +13,7 @@ use lean_arithmetic::optim::{
 use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 use super::step::step;
-use crate::gradients::takes_f32_gradients;
+use crate::gradients::{is_only_asked, takes_f32_gradients};
 use crate::wide::wide;
 
 /// Settings that all optimizers of this module have.
@@ -61,6 +61,28 @@ impl Settings {
         }
     }
 
+    /// Called first in a step. Returns whether the optimizer was only asked whether it takes the
+    /// parameter.
+    ///
+    /// # Panics
+    ///
+    /// If this is a step, and the moments are in a type that the device does not have.
+    pub(super) fn is_only_asked<const D: usize>(&self, weight: &Tensor<D>) -> bool {
+        if self.dtype(weight.dtype()) != weight.dtype() {
+            takes_f32_gradients();
+        }
+        let lacks_bf16 =
+            self.moments == Moments::Bf16 && !weight.device().supports_dtype(DType::BF16);
+        is_only_asked(match lacks_bf16 {
+            true => Err(
+                "its moments are to be in bf16, and the device has no bf16 (WGSL and NdArray have \
+                 none): keep them in 32 or 8 bits"
+                    .into(),
+            ),
+            false => Ok(()),
+        })
+    }
+
     /// The format of a state of a parameter.
     fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
         let is_embedding = self.embeddings.contains(shape);
@@ -75,8 +97,8 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule, and rounds it once. States in 8 bits without a sign are rounded
-    /// with the noise.
+    /// Steps a parameter by a rule, and rounds it once. States in 8 bits are rounded with the noise
+    /// where it is [for them](Noise::rounds).
     pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,
@@ -120,9 +142,6 @@ impl Settings {
         states: Option<[Moment<D>; N]>,
     ) -> Operands<N, D> {
         let dtype = self.dtype(weight.dtype());
-        if dtype != weight.dtype() {
-            takes_f32_gradients();
-        }
         (weight, grad) = (weight.cast(dtype), grad.cast(dtype));
         let shape = weight.shape();
         let of_states = states.iter().flatten().map(Moment::shape);

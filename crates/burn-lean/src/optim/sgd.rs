@@ -19,7 +19,7 @@ use super::{EightBitMoments, InOnePass, Lean};
 pub struct Sgd {
     pub(super) momentum: Option<Momentum>,
     weight_decay: CoupledDecay,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 #[derive(Deserialize)]
@@ -92,6 +92,9 @@ impl Optimizer for Sgd {
         grad: Tensor<D>,
         state: Option<SgdState<D>>,
     ) -> (Tensor<D>, Option<SgdState<D>>) {
+        if self.settings.is_only_asked(&tensor) {
+            return (tensor, None);
+        }
         let micro_batch = self.settings.micro_batch;
         let decay = self.weight_decay.in_micro_batch(micro_batch);
         let descent = Descent { lr, decay };

@@ -117,6 +117,9 @@ impl Optimizer for StableAdamW {
         grad: Tensor<D>,
         state: Option<StableAdamWState<D>>,
     ) -> (Tensor<D>, Option<StableAdamWState<D>>) {
+        if self.settings.is_only_asked(&tensor) {
+            return (tensor, None);
+        }
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let states = state.map(|state| [state.moment_1, state.moment_2]);
         let kinds = [Kind::Signed, Kind::Positive];

@@ -139,7 +139,9 @@ pub(super) fn may_refuse<'a>(
     let record = record.and_then(OptimizerRecord::from_bytes);
     let record = record.expect("a record of names is written to memory, and read");
     let answer = asked(|| drop(optim.clone().load_record(record)));
-    let ids = answer.states.iter().filter_map(|name| name.parse().ok());
+    let names = answer.states.iter();
+    // The name of a state, or of a moment in it, begins with the parameter.
+    let ids = names.filter_map(|name| name.split('.').next()?.parse().ok());
     ids.map(|id: u64| ParamId::from(id)).collect()
 }
 

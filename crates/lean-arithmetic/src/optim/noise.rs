@@ -9,11 +9,15 @@
 //! A new hash every 32 steps keeps rounding from locking in with gradients of a period. In a step
 //! out of 55, say, the sequence is nearly the same for a thousand steps.
 
+use super::Kind;
+
 /// The noise of one step, a number for each place of a tensor: the same on every device.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
     /// The seed of the hash, and what is added to it.
     pub seeds: [u32; 2],
+    /// Whether numbers in 8 bits with a sign are rounded with it, too.
+    pub rounds_signed: bool,
 }
 
 /// Steps with the same hash.
@@ -27,7 +31,13 @@ impl Noise {
         let hash = mixed(run ^ (time / STEPS) as u32);
         Self {
             seeds: [hash, (time as u32).wrapping_mul(GOLDEN_RATIO)],
+            rounds_signed: false,
         }
+    }
+
+    /// Whether numbers in 8 bits of this kind are rounded with it.
+    pub fn rounds(self, kind: Kind) -> bool {
+        self.rounds_signed || kind == Kind::Positive
     }
 
     /// The bits of a number that is rounded to one of its two neighbours in bf16: away from zero

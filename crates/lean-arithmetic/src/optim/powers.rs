@@ -11,9 +11,9 @@
 //!
 //! The largest of the positive codes lie 1.6 % apart, and a second moment with a `beta_2` of 0.999
 //! changes by 0.1 % in a step: rounded to the nearest code it would never move. So positive numbers
-//! are rounded with [`Noise`] where there is one, and are right on average. The scale has 32 bits
-//! for the same reason: in a grid that shrinks with its numbers, numbers without a gradient keep
-//! their codes.
+//! are rounded with [`Noise`] where there is one, and are right on average; so are signed ones that
+//! take in a step by its micro-batches. The scale has 32 bits for the same reason: in a grid that
+//! shrinks with its numbers, numbers without a gradient keep their codes.
 //!
 //! A positive number never has the code zero. A second moment that became zero, where the first
 //! moment keeps a number, would make a step of that number over epsilon.
@@ -107,9 +107,10 @@ impl Kind {
         }
     }
 
-    /// Writes a block of this scale. With noise, positive numbers become one of the two powers beside
-    /// them, the nearer one with the larger probability, and other numbers have the code that is
-    /// nearest to their root. `first` is the place of the first number among those of its tensor.
+    /// Writes a block of this scale. Numbers that the [noise rounds](Noise::rounds) become one of the
+    /// two powers beside them, the nearer one with the larger probability, and other numbers have the
+    /// code that is nearest to their root. `first` is the place of the first number among those of its
+    /// tensor.
     #[inline(always)]
     pub(super) fn write(
         self,
@@ -129,48 +130,70 @@ impl Kind {
                 &replaced
             }
         };
-        let Scale {
-            scale,
-            code_of_root,
-            root_of_code,
-            ..
-        } = scale;
         let (codes, bytes) = block.split_at_mut(BLOCK);
-        bytes.copy_from_slice(&scale.to_le_bytes());
+        bytes.copy_from_slice(&scale.scale.to_le_bytes());
         let mut rounded = [0.0; BLOCK];
-        match (self, noise) {
-            (Self::Signed, _) => {
-                for place in 0..BLOCK {
-                    let code = Self::Signed.root(finite[place].abs()) * code_of_root;
-                    let code = at_most((code + 0.5).floor(), 127.0);
-                    rounded[place] = code.copysign(finite[place]);
-                }
-            }
-            (Self::Positive, None) => {
-                for place in 0..BLOCK {
-                    let code = Self::Positive.root(finite[place]) * code_of_root;
-                    let least = if finite[place] > 0.0 { 1.0 } else { 0.0 };
-                    let code = at_most((code + 0.5).floor(), 255.0);
-                    rounded[place] = if code < least { least } else { code };
-                }
+        match (self, noise.filter(|noise| noise.rounds(self))) {
+            (Self::Signed, None) => Self::Signed.to_nearest(finite, scale, &mut rounded),
+            (Self::Positive, None) => Self::Positive.to_nearest(finite, scale, &mut rounded),
+            (Self::Signed, Some(noise)) => {
+                Self::Signed.with_noise(finite, scale, noise, first, &mut rounded);
             }
             (Self::Positive, Some(noise)) => {
-                for place in 0..BLOCK {
-                    let number = finite[place];
-                    let below = (Self::Positive.root(number) * code_of_root).floor();
-                    let least = Self::Positive.power(below * root_of_code);
-                    let gap = Self::Positive.power((below + 1.0) * root_of_code) - least;
-                    let threshold = noise.fraction(first.wrapping_add(place as u32));
-                    let is_up = number - least > threshold * gap;
-                    let code = below + if is_up { 1.0 } else { 0.0 };
-                    let least = if number > 0.0 { 1.0 } else { 0.0 };
-                    let code = at_most(code, 255.0);
-                    rounded[place] = if code < least { least } else { code };
-                }
+                Self::Positive.with_noise(finite, scale, noise, first, &mut rounded);
             }
         }
         for place in 0..BLOCK {
             codes[place] = whole(rounded[place]);
+        }
+    }
+
+    /// The codes that are nearest to the roots.
+    #[inline(always)]
+    fn to_nearest(self, numbers: &[f32; BLOCK], scale: Scale, codes: &mut [f32; BLOCK]) {
+        for place in 0..BLOCK {
+            let code = self.root(numbers[place].abs()) * scale.code_of_root;
+            codes[place] = self.code((code + 0.5).floor(), numbers[place]);
+        }
+    }
+
+    /// One of the two codes whose powers are beside each number.
+    #[inline(always)]
+    fn with_noise(
+        self,
+        numbers: &[f32; BLOCK],
+        scale: Scale,
+        noise: Noise,
+        first: u32,
+        codes: &mut [f32; BLOCK],
+    ) {
+        let Scale {
+            code_of_root,
+            root_of_code,
+            ..
+        } = scale;
+        for place in 0..BLOCK {
+            let magnitude = numbers[place].abs();
+            let below = (self.root(magnitude) * code_of_root).floor();
+            let least = self.power(below * root_of_code);
+            let gap = self.power((below + 1.0) * root_of_code) - least;
+            let threshold = noise.fraction(first.wrapping_add(place as u32));
+            let is_up = magnitude - least > threshold * gap;
+            let code = below + if is_up { 1.0 } else { 0.0 };
+            codes[place] = self.code(code, numbers[place]);
+        }
+    }
+
+    /// The code of a number, from that of its magnitude.
+    #[inline(always)]
+    fn code(self, magnitude: f32, number: f32) -> f32 {
+        let code = at_most(magnitude, self.most());
+        match self {
+            Self::Signed => code.copysign(number),
+            Self::Positive => {
+                let least = if number > 0.0 { 1.0 } else { 0.0 };
+                if code < least { least } else { code }
+            }
         }
     }
 
@@ -322,7 +345,7 @@ mod tests {
                     let codes = [codes, &[kind.most() as u8]].concat();
                     let words = pack(&codes, &[scale]);
                     let numbers = kind.decode(&words, codes.len());
-                    for noise in [None, Some(Noise::of_step(0, 1)), Some(Noise::of_step(0, 9))] {
+                    for noise in [None, Some(for_both(1)), Some(for_both(9))] {
                         let (found, scales) = unpack(&kind.encode(&numbers, noise), codes.len());
                         assert_eq!(found, codes, "{kind:?} {scale}");
                         assert!((scales[0] / scale - 1.0).abs() < 1e-6, "{kind:?} {scale}");
@@ -422,33 +445,53 @@ mod tests {
     /// Of any number between two codes, and over the steps at one place.
     #[test]
     fn numbers_rounded_with_noise_are_right_on_average() {
-        let steps = 4096;
-        for number in [0.99, 0.9, 0.5004, 0.1, 0.012, 5e-5, 1e-6, 1e-8] {
-            let numbers = [1.0, number];
-            let (mut sum, mut seen) = (0.0, std::collections::BTreeSet::new());
-            for time in 1..=steps {
-                let words = Kind::Positive.encode(&numbers, Some(Noise::of_step(0, time)));
-                let (codes, _) = unpack(&words, 2);
-                assert_eq!(codes[0], 255);
-                sum += f64::from(Kind::Positive.decode(&words, 2)[1]);
-                seen.insert(codes[1]);
+        for kind in KINDS {
+            for number in [0.99, 0.9, 0.5004, 0.1, 0.012, 5e-5, 1e-6] {
+                assert_right_on_average(kind, number);
             }
-            let (least, most) = (*seen.first().unwrap(), *seen.last().unwrap());
-            assert!(most - least == 1 && seen.len() == 2, "{number}: {seen:?}");
-            let gap = (f64::from(most) / 255.0).powi(4) - (f64::from(least) / 255.0).powi(4);
-            let error = (sum / steps as f64 - f64::from(number)).abs() / gap;
-            // Of 128 runs of 32 steps, each off by less than one and a half of them, which have
-            // nothing to do with each other.
-            let limit = 4.0 * 1.5 / 32.0 / (steps as f64 / 32.0).sqrt();
-            assert!(error < limit, "{number}: {error}");
+        }
+        assert_right_on_average(Kind::Positive, 1e-8);
+        assert_right_on_average(Kind::Signed, -0.3);
+    }
+
+    fn assert_right_on_average(kind: Kind, number: f32) {
+        let steps = 4096;
+        let numbers = [1.0, number];
+        let (mut sum, mut seen) = (0.0, std::collections::BTreeSet::new());
+        for time in 1..=steps {
+            let words = kind.encode(&numbers, Some(for_both(time)));
+            let (codes, _) = unpack(&words, 2);
+            assert_eq!(f32::from(codes[0]), kind.most());
+            sum += f64::from(kind.decode(&words, 2)[1]);
+            seen.insert(codes[1]);
+        }
+        let (least, most) = (*seen.first().unwrap(), *seen.last().unwrap());
+        let is_between = most - least == 1 && seen.len() == 2;
+        assert!(is_between, "{kind:?} {number}: {seen:?}");
+        let [least, most] = [least, most].map(|code| {
+            let words = pack(&[code], &[1.0]);
+            f64::from(kind.decode(&words, 1)[0])
+        });
+        let error = (sum / steps as f64 - f64::from(number)).abs() / (most - least).abs();
+        // Of 128 runs of 32 steps, each off by less than one and a half of them, which have
+        // nothing to do with each other.
+        let limit = 4.0 * 1.5 / 32.0 / (steps as f64 / 32.0).sqrt();
+        assert!(error < limit, "{kind:?} {number}: {error}");
+    }
+
+    fn for_both(time: usize) -> Noise {
+        Noise {
+            rounds_signed: true,
+            ..Noise::of_step(0, time)
         }
     }
 
     #[test]
-    fn signed_numbers_have_no_noise() {
+    fn signed_numbers_are_rounded_to_the_nearest_unless_the_noise_is_for_them() {
         let numbers: Vec<f32> = (0..600).map(|place| (place as f32).sin()).collect();
-        let noise = Some(Noise::of_step(0, 3));
-        let [with, without] = [noise, None].map(|noise| Kind::Signed.encode(&numbers, noise));
-        assert!(with == without);
+        let noises = [None, Some(Noise::of_step(0, 3)), Some(for_both(3))];
+        let [nearest, of_positive, of_both] =
+            noises.map(|noise| Kind::Signed.encode(&numbers, noise));
+        assert!(of_positive == nearest && of_both != nearest);
     }
 }

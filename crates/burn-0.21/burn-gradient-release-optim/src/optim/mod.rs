@@ -87,7 +87,8 @@ pub trait Lean: Clone {
         OptimizerAdaptor::from(self)
     }
 
-    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
+    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step. The device
+    /// must have bf16, which WGSL and NdArray do not.
     ///
     /// # Panics
     ///
@@ -95,7 +96,10 @@ pub trait Lean: Clone {
     /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
     /// The same goes for moments that take in micro-batches with
     /// [`MomentDecay::EachStep`](crate::MomentDecay::EachStep), where they keep all of themselves.
-    /// Sums of squares, as AdaGrad's, keep all of themselves.
+    /// Sums of squares, as AdaGrad's, keep all of themselves. A centered RMSProp is refused, as its
+    /// variance may be negative after rounding.
+    ///
+    /// The first step panics if the device has no bf16.
     fn with_bf16_moments(mut self) -> Self {
         self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
         self

@@ -56,6 +56,21 @@ impl InOnePass for RmsPropConfig {
 }
 
 impl Lean for RmsProp {
+    /// # Panics
+    ///
+    /// If it is centered, too: the variance is a difference of moments, which may be negative once
+    /// they are rounded, and its root NaN.
+    fn with_bf16_moments(mut self) -> Self {
+        assert!(
+            !self.centered,
+            "RMSProp: centered is {}: its variance would be a difference of moments that were rounded \
+             to bf16, which may be negative; keep the moments in 32 bits",
+            self.centered
+        );
+        self.settings.moments = lean_arithmetic::optim::Moments::expect_bf16(&self.kept_shares());
+        self
+    }
+
     fn kept_shares(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("RMSProp: alpha", self.alpha.into()),

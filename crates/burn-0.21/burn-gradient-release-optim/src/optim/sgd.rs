@@ -21,9 +21,9 @@ use crate::{LeanBackend, moment::Moment, settings::Settings};
 /// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
 pub struct Sgd {
-    momentum: Option<Momentum>,
+    pub(crate) momentum: Option<Momentum>,
     weight_decay: CoupledDecay,
-    settings: Settings,
+    pub(crate) settings: Settings,
 }
 
 #[derive(Deserialize)]
@@ -51,12 +51,6 @@ impl InOnePass for SgdConfig {
             weight_decay: coupled_decay(config.weight_decay).checked("SGD"),
             settings: Settings::as_burn(config.gradient_clipping),
         }
-    }
-}
-
-impl Sgd {
-    pub(crate) fn momentum(&self) -> Option<Momentum> {
-        self.momentum
     }
 }
 

@@ -5,8 +5,10 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdaGradConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig};
 use burn::record::{HalfPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::DType;
 use burn_gradient_release_optim::{
-    AdafactorConfig, EightBitMoments, InOnePass, Lean, StableAdamWConfig,
+    AdafactorConfig, Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights,
+    StableAdamWConfig, Stochastic,
 };
 
 use crate::flex::noise::Noise;
@@ -36,7 +38,21 @@ fn settings_out_of_range_are_named() {
         "the threshold is -1": adafactor().with_grad_clipping(clipping).build();
         // Moments in bf16 would stand still.
         "AdaGrad: the share of the sum of squares": adagrad().in_one_pass().with_bf16_moments();
+        // A difference of two of them would be negative, and its root NaN.
+        "RMSProp: centered is true": rmsprop().with_centered(true).in_one_pass().with_bf16_moments();
     }
+}
+
+#[test]
+#[should_panic(expected = "the state has the lower bits of master weights")]
+fn stochastic_rounding_refuses_the_bits_of_master_weights() {
+    let mut noise = Noise(6);
+    let mut grad = || noise.numbers(SHAPE).cast(DType::BF16);
+    let sgd = || SgdConfig::new().in_one_pass();
+    let mut run = Run::new(Bf16Weights::new(sgd(), MasterWeights), grad());
+    run.step(0.01, grad());
+    let mut stochastic = run.resumed(Bf16Weights::new(sgd(), Stochastic { seed: 7 }));
+    stochastic.step(0.01, grad());
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod training;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn as plain;
 use burn::nn::loss::CrossEntropyLossConfig;
+#[cfg(feature = "ndarray")]
+use burn::optim::LionConfig;
 use burn::optim::{
     AdamW, AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig, OptimizerRecord,
 };
@@ -14,6 +16,8 @@ use burn_lean::optim::{
     AdaLomoConfig, Bf16Weights, CameConfig, InFiveBytes, InOnePass, Lean, MasterWeights,
     MasterWeights24, Rounding, Stochastic,
 };
+#[cfg(feature = "ndarray")]
+use burn_lean::optim::{Offload, StableAdamWConfig};
 use burn_lean::{
     LossScaler, LossScalerConfig, MixedPrecision, NormClipping, ReleaseAccumulator, ReleaseError,
     ReleaseOptimizer, WithGradientRelease, checkpoint_each, no_decay,
@@ -437,4 +441,31 @@ fn a_device_without_the_type_is_refused() {
     let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&Device::ndarray().autodiff());
     let refused = MixedPrecision::bf16().cast(model).unwrap_err();
     assert!(matches!(refused.error(), ReleaseError::NoSuchType { .. }));
+}
+
+/// In place of a panic in the middle of backward.
+#[cfg(feature = "ndarray")]
+#[test]
+#[allow(deprecated)] // Burn 0.22 deprecates NdArray.
+fn moments_in_bf16_are_refused_on_a_device_without_it() {
+    let device = Device::ndarray().autodiff();
+    let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&device);
+    let adamw = || AdamWConfig::new().with_beta_2(0.99).in_one_pass();
+    let lion = LionConfig::new().in_one_pass();
+    let stable = StableAdamWConfig::new().with_beta_2(0.99).build();
+    for optim in [
+        adamw().with_bf16_moments().init(),
+        adamw().with_bf16_moments().offloaded().init(),
+        lion.with_bf16_moments().init(),
+        stable.with_bf16_moments().init(),
+    ] {
+        let refused = optim.with_gradient_release().try_arm(1e-3, model.clone());
+        let text = refused.unwrap_err().error().to_string();
+        assert!(text.contains("the device has no bf16"), "{text}");
+    }
+    let mut optim = adamw().init().with_gradient_release();
+    let model = optim.arm(1e-3, model);
+    let x = Tensor::<2>::ones([2, 8], &device);
+    let grads = GradientsParams::from_grads(model.forward(x).sum().backward(), &model);
+    drop(optim.step(1e-3, model, grads));
 }

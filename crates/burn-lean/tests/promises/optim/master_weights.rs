@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Int};
 use burn_lean::optim::{AccumulateInMoments, Lean, LowBits, MasterWeights24, MomentDecay};
 use burn_lean::{ReleaseAccumulator, WithGradientRelease};
@@ -224,15 +224,56 @@ fn weights_go_to_f32_and_back() {
         let expected = plain.step(1e-3, model, grads);
         assert_eq!(bits(&found), bits(&expected));
         let [found, expected] = [(found, resumed), (expected, plain)];
-        let bits_of = |(model, optim): (Linear, burn::optim::ModuleOptimizer)| {
-            bits(&to(model, optim.to_record()))
-        };
+        let bits_of =
+            |(model, optim): (Linear, ModuleOptimizer)| bits(&to(model, optim.to_record()));
         assert_eq!(bits_of(found), bits_of(expected));
     }
     check(DType::BF16, MasterWeights, true);
     for dtype in HALVES {
         check(dtype, MASTERS, false);
     }
+}
+
+/// Also of weights that have not been stepped in between, such as frozen ones, and of an optimizer
+/// without states of its own: its noise is that of the number of steps.
+#[test]
+fn weights_go_to_f32_and_back_as_often_as_wanted() {
+    fn again<O: Optimizer>(
+        optimizer: &Bf16Weights<O, MasterWeights24>,
+        model: Linear,
+        record: OptimizerRecord,
+    ) -> (Linear, ModuleOptimizer) {
+        let all = ParamGroup::all();
+        let rounded = optimizer.weights_from_f32(model, &all, DType::BF16, record);
+        let (model, record) = rounded.unwrap();
+        (model, optimizer.clone().init().load_record(record))
+    }
+    let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+
+    let optimizer = five_bytes();
+    let in_f32 = |model, optim: &ModuleOptimizer| {
+        let record = optim.to_record();
+        optimizer.weights_to_f32(model, record).unwrap()
+    };
+    let (model, optim) = again(&optimizer, start.clone(), OptimizerRecord::default());
+    let full = in_f32(model, &optim);
+    let (model, optim) = again(&optimizer, full.clone(), optim.to_record());
+    assert_eq!(bits(&in_f32(model, &optim)), bits(&full));
+
+    let sgd = Bf16Weights::new(SgdConfig::new().in_one_pass(), MASTERS);
+    let run = |is_interrupted: bool| {
+        let (mut model, mut optim) = again(&sgd, start.clone(), OptimizerRecord::default());
+        for step in 0..4 {
+            if is_interrupted && step == 3 {
+                let full = sgd.weights_to_f32(model, optim.to_record()).unwrap();
+                (model, optim) = again(&sgd, full, optim.to_record());
+            }
+            let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
+            model = optim.step(1e-2, model, grads);
+        }
+        bits(&sgd.weights_to_f32(model, optim.to_record()).unwrap())
+    };
+    assert_eq!(run(true), run(false));
 }
 
 #[test]

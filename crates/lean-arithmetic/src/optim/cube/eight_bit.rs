@@ -22,6 +22,8 @@ pub(super) struct Blocks {
     words: Buffer<i32>,
     #[cube(comptime)]
     kind: Kind,
+    #[cube(comptime)]
+    with_noise: bool,
 }
 
 /// Overwrites weight and states. In the first step, states are not read. A state that is not
@@ -39,7 +41,6 @@ pub(super) fn step<N: Size>(
     scalars: &Sequence<f32>,
     hash: u32,
     turn: u32,
-    #[comptime] with_noise: bool,
     #[comptime] first: bool,
     #[comptime] program: Program,
 ) {
@@ -86,14 +87,7 @@ pub(super) fn step<N: Size>(
         for part in 0..parts {
             numbers.push(*stepped.index(comptime!(part * states.len() + state)));
         }
-        encode::<N>(
-            states.index_mut(state),
-            &numbers,
-            unit,
-            hash,
-            turn,
-            with_noise,
-        );
+        encode::<N>(states.index_mut(state), &numbers, unit, hash, turn);
     }
 }
 
@@ -173,7 +167,6 @@ fn encode<N: Size>(
     unit: usize,
     hash: u32,
     turn: u32,
-    #[comptime] with_noise: bool,
 ) {
     // As integers, since positive floats are in the order of their bits.
     let mut most = 0u32;
@@ -202,7 +195,7 @@ fn encode<N: Size>(
             let in_word = comptime!((part * lanes + lane) as u32);
             let magnitude = f32::abs(number);
             let of_number = root(magnitude, kind) * code_of_root;
-            let code = if comptime!(with_noise && kind == Kind::Positive) {
+            let code = if comptime!(blocks.with_noise) {
                 let noise = noise_at((unit * WORD) as u32 + in_word, hash, turn);
                 let threshold = f32::cast_from(noise >> 8) / comptime!(FRACTIONS);
                 let below = f32::floor(of_number);

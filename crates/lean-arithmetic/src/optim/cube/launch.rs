@@ -81,12 +81,14 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             states
                 .eight_bit
                 .into_iter()
-                .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind))
+                .map(|EightBit { words, kind }| {
+                    let with_noise = pass.noise.is_some_and(|noise| noise.rounds(kind));
+                    BlocksLaunch::new(words.into_buffer(), kind, with_noise)
+                })
                 .collect(),
             pass.scalars.into_iter().collect(),
             hash,
             turn,
-            pass.noise.is_some(),
             pass.is_first,
             pass.program,
         );
@@ -117,7 +119,7 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
         states
             .eight_bit
             .into_iter()
-            .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind))
+            .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind, false))
             .collect(),
         sums.into_buffer(),
         pass.scalars.into_iter().collect(),

@@ -35,7 +35,7 @@ impl Pass {
         Self::new(Program::of_rule(rule, clipping, is_first), is_first)
     }
 
-    /// The same, with noise for states in 8 bits without a sign.
+    /// The same, with noise for states in 8 bits that [are rounded with it](Noise::rounds).
     pub fn rounded(self, noise: Option<Noise>) -> Self {
         Self { noise, ..self }
     }

@@ -15,7 +15,8 @@ pub use buffer::{Buffer, Source};
 const CHUNK: usize = 128 * BLOCK;
 
 /// Steps the elements of slices of the same length, in their place. In the first step (`fresh`)
-/// the states are only written. States in 8 bits without a sign are rounded with this noise.
+/// the states are only written. States in 8 bits are rounded with this noise where it is
+/// [for them](Noise::rounds).
 ///
 /// A state that is not finite becomes its weight, if it is kept in 8 bits, which cannot hold it.
 pub fn step<R: Rule<N>, const N: usize>(
@@ -287,7 +288,7 @@ fn show_what_is_not_finite(weight: &mut [f32], numbers: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::super::rules::{AdamW, AdaptiveRule, StableAdamW};
-    use super::super::{Kind, MicroBatch, MomentsAlone, WORDS};
+    use super::super::{Kind, MicroBatch, MicroBatches, MomentDecay, MomentsAlone, WORDS};
     use super::*;
 
     const ADAMW: AdamW = AdamW {
@@ -307,13 +308,23 @@ mod tests {
 
     impl Block {
         fn step<R: Rule<2>>(&mut self, rule: &R, time: usize, grad: &[f32; BLOCK]) {
-            let noise = Some(MicroBatch::default().noise(time));
+            self.step_in(MicroBatch::default(), rule, time, grad);
+        }
+
+        fn step_in<R: Rule<2>>(
+            &mut self,
+            micro_batch: MicroBatch,
+            rule: &R,
+            time: usize,
+            grad: &[f32; BLOCK],
+        ) {
+            let noise = Some(micro_batch.noise(time));
             let [moment_1, moment_2] = &mut self.moments;
             let states = [
                 Buffer::of_words(moment_1, Kind::Signed),
                 Buffer::of_words(moment_2, Kind::Positive),
             ];
-            let is_first = time == 1;
+            let is_first = time == 1 && micro_batch.index == 0;
             step(
                 rule,
                 Clip::None,
@@ -377,6 +388,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Each micro-batch adds an eightieth of what the codes lie apart, and the first moment decays by
+    /// a fifth of that in the first one, where one number has its whole gradient.
+    #[test]
+    fn a_first_moment_in_8_bits_takes_in_each_micro_batch() {
+        const COUNT: usize = 16;
+        let adamw = AdamW {
+            beta_1: 0.99,
+            ..ADAMW
+        };
+        let micro_batches = MicroBatches::new(COUNT, MomentDecay::EachStep).unwrap();
+        let mut block = Block::new();
+        let mut gradients = 0;
+        for time in 1..=500 {
+            for _ in 0..COUNT {
+                let (micro_batch, next) = micro_batches.next(gradients);
+                gradients = next;
+                let mut grad = [0.1 / COUNT as f32; BLOCK];
+                grad[0] = if micro_batch.index == 0 { 1.0 } else { 0.0 };
+                let rule = adamw.rule(1e-3, time, micro_batch);
+                block.step_in(micro_batch, &rule, time, &grad);
+            }
+        }
+        let moment_1 = Kind::Signed.decode(&block.moments[0], BLOCK);
+        let mean = moment_1[1..].iter().sum::<f32>() / (BLOCK - 1) as f32;
+        let expected = 0.1 * (1.0 - 0.99f32.powi(500));
+        // Each of 127 is off by a fifth.
+        assert!((mean / expected - 1.0).abs() < 0.08, "{mean}");
     }
 
     /// 8 bits cannot hold it: the weight says so, also where the rule would leave it alone.
