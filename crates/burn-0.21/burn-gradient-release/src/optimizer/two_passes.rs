@@ -33,8 +33,8 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     ///
     /// # Panics
     ///
-    /// If it draws other random numbers than the first pass, or runs backward from another loss.
-    /// The latter is noticed before anything is stepped.
+    /// If it draws other random numbers than the first pass, or runs backward from another loss or
+    /// before it has drawn as many. All of it is noticed before anything is stepped.
     pub fn second<M: Module<B>, R>(&mut self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running.clone());
         mem::take(&mut self.log).replay(pass)
