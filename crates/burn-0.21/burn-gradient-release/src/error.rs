@@ -117,6 +117,19 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
+    /// Two parameters of the model are the same tensor, for which Burn has one gradient.
+    #[error(
+        "parameters {first} and {second} are the same tensor, for which Burn has one gradient and \
+         trains the first of them alone; to tie weights, keep one `Param` and use it in both places, \
+         or else make the second one from `tensor.detach()`"
+    )]
+    SharedTensor {
+        /// The one that comes first in the model.
+        first: ParamId,
+        /// The other.
+        second: ParamId,
+    },
+
     /// Another optimizer, or an accumulator, has armed the parameter.
     #[error(
         "parameter {param} is armed by another optimizer or accumulator; let every optimizer arm \

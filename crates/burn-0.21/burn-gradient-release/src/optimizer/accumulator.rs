@@ -109,8 +109,11 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run and its
     ///   [`accumulate`](Self::accumulate) has not;
     /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): a backward panicked midway;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): an optimizer armed a parameter.
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam),
+    ///   [`SharedTensor`](ReleaseError::SharedTensor): two parameters share an id, or a tensor;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): an optimizer armed a parameter;
+    /// - [`Abandoned`](ReleaseError::Abandoned): an optimizer stepped a parameter and was dropped;
+    /// - [`Distributed`](ReleaseError::Distributed): Burn would reduce the gradient of a parameter.
     pub fn try_arm(&mut self, model: M) -> Result<M, Refused<M>> {
         if let Err(error) = self.check_arm(&model) {
             return Err(Refused::new(model, error));

@@ -157,7 +157,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 }
             }
             let is_frozen = self.plan.is_some_and(|plan| plan.is_frozen(param.id));
-            let Some(slot) = slot_of::<B, D>(param) else {
+            let Some(slot) = slot_of(param.val()) else {
                 return;
             };
             let own = self
@@ -245,6 +245,12 @@ where
             let mut held = None;
             let slot = self.session.as_mut().and_then(|session| {
                 held = session.held::<D>(id);
+                let slot = session.slots.get(&id)?;
+                // A parameter that is not trained may have the same id. As in Burn it takes a
+                // gradient that is still there, but a slot that has used one is not its own.
+                if slot.has_acted() {
+                    slot_of(tensor.clone()).filter(|own| Arc::ptr_eq(own, slot))?;
+                }
                 session.slots.remove(&id)
             });
             let is_own = slot.is_some();

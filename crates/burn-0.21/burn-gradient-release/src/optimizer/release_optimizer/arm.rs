@@ -47,7 +47,8 @@ where
     ///
     /// - [`Unfinished`](ReleaseError::Unfinished): a backward has run and its `step` has not;
     /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked midway;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam),
+    ///   [`SharedTensor`](ReleaseError::SharedTensor): two parameters share an id, or a tensor;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and was
     ///   dropped;

@@ -45,8 +45,9 @@ where
     /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned):
     ///   a parameter was stepped by another optimizer, which has not finished;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would
-    ///   arm a model in which two parameters share an id;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam),
+    ///   [`SharedTensor`](ReleaseError::SharedTensor): the optimizer owns its rate and would arm a
+    ///   model in which two parameters share an id, or a tensor;
     /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked midway;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
