@@ -49,7 +49,7 @@ where
     B: ReleaseBackend,
 {
     fn tracer(&self) -> Option<&Arc<Tracer>> {
-        self.stepper.tracer.as_ref()
+        self.plan.tracer.as_ref()
     }
 
     fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>> {

@@ -207,7 +207,7 @@ where
             own,
             transform: self.stepper.gradients.transform(measured),
             reduction: self.stepper.reduction.clone(),
-            is_recomputed: self.stepper.tracer.is_some(),
+            tracer: self.stepper.tracer.clone(),
         })
     }
 

@@ -214,7 +214,7 @@ where
             own: assign(&self.stepper, None, model)?,
             transform: self.stepper.gradients.transform(None),
             reduction: self.stepper.reduction.clone(),
-            is_recomputed: self.stepper.tracer.is_some(),
+            tracer: self.stepper.tracer.clone(),
         }))
     }
 
