@@ -45,9 +45,10 @@ impl<B: Backend> ModuleOps<Self> for FlatLinear<B> {
     ) -> FloatTensor<Self> {
         let rows = |tensor: FloatTensor<Self>| {
             let shape = tensor.shape();
-            let width = shape[shape.num_dims() - 1];
-            let rows = shape.num_elements() / width.max(1);
-            B::float_reshape(tensor, Shape::new([rows, width]))
+            let last = shape.num_dims() - 1;
+            // Not by a division: the width may be 0.
+            let rows = shape[..last].iter().product();
+            B::float_reshape(tensor, Shape::new([rows, shape[last]]))
         };
         let x = B::float_swap_dims(rows(x), 0, 1);
         B::float_matmul(x, rows(output_grad))

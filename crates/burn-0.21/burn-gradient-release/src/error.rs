@@ -45,14 +45,14 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// The model is not the one that was stepped.
+    /// The model is not the one that was armed.
     #[error(
-        "parameter {param} was stepped inside backward, but the model given is not the one that \
-         was armed (or no longer: its parameters were loaded or rebuilt); pass the model that \
-         `arm` returned"
+        "the gradient of parameter {param} was used inside backward, but the model given is not the \
+         one that was armed (or no longer: its parameters were loaded or rebuilt); pass the model \
+         that `arm` returned"
     )]
     WrongModel {
-        /// A parameter that was stepped and is not in the model given.
+        /// A parameter whose gradient was used and that is not in the model given.
         param: ParamId,
     },
 
@@ -115,6 +115,19 @@ pub enum ReleaseError {
     DuplicateParam {
         /// The id.
         param: ParamId,
+    },
+
+    /// Two parameters of the model are the same tensor, for which Burn has one gradient.
+    #[error(
+        "parameters {first} and {second} are the same tensor, for which Burn has one gradient and \
+         trains the first of them alone; to tie weights, keep one `Param` and use it in both places, \
+         or else make the second one from `tensor.detach()`"
+    )]
+    SharedTensor {
+        /// The one that comes first in the model.
+        first: ParamId,
+        /// The other.
+        second: ParamId,
     },
 
     /// Another optimizer, or an accumulator, has armed the parameter.
@@ -215,9 +228,10 @@ pub enum ReleaseError {
 
     /// The norm of all gradients, which must be known before the first step, was not measured.
     #[error(
-        "the gradients are clipped by their global norm, and no backward pass has measured it; train \
-         with `two_passes` (with the Learner, `GradientReleaseStrategy::with_two_passes`), or arm with \
-         `try_arm_to_measure` and end that pass with `try_measured` first"
+        "no backward pass has measured the norm of all gradients, those of earlier micro-batches \
+         included, or it is not finite; train with `two_passes` (with the Learner, \
+         `GradientReleaseStrategy::with_two_passes`), or arm with `try_arm_to_measure`, which takes \
+         the gradients of earlier micro-batches, and end that pass with `try_measured` first"
     )]
     NotMeasured,
 
@@ -246,9 +260,9 @@ pub enum ReleaseError {
 
     /// The two forward passes of a step differ.
     #[error(
-        "the two forward passes of one step gave different losses: clipping by the global norm runs \
-         the forward pass twice, and both must be the same; draw random numbers with Burn's tensors \
-         of this backend, or before the step"
+        "the two forward passes of one step gave different losses, or drew other random numbers: \
+         clipping by the global norm runs the forward pass twice, and both must be the same; draw \
+         random numbers with Burn's tensors of this backend, or before the step"
     )]
     NotRepeatable,
 

@@ -23,8 +23,8 @@ thread_local! {
 
 /// Leaves to arm, and the parameters armed so far.
 pub(crate) struct Scope<B: Backend> {
-    /// Armings by leaf, in the order of the model: two parameters may share a leaf.
-    waiting: HashMap<NodeId, Vec<Arming<B>>>,
+    /// Armings by leaf.
+    waiting: HashMap<NodeId, Arming<B>>,
     armed: Vec<Armed<B>>,
 }
 
@@ -38,7 +38,7 @@ impl<B: Backend> Scope<B> {
 
     /// Names a parameter by its leaf.
     pub(crate) fn push(&mut self, leaf: NodeId, arming: Arming<B>) {
-        self.waiting.entry(leaf).or_default().insert(0, arming);
+        self.waiting.insert(leaf, arming);
     }
 
     /// Runs the fork. Returns the parameters that it armed.
@@ -63,7 +63,7 @@ pub(crate) fn is_to_be_armed<B: Backend>(tensor: &ReleaseTensor<B>) -> bool {
 pub(crate) fn arm<B: Backend>(tensor: &ReleaseTensor<B>) -> Option<Live<B>> {
     let arming = with_scope(|scope: &mut Scope<B>| {
         let leaf = tensor.leaf_id()?;
-        scope.waiting.get_mut(&leaf)?.pop()
+        scope.waiting.remove(&leaf)
     })??;
     let (armed, live) = arming.arm(tensor.clone().into_autodiff());
     with_scope(|scope: &mut Scope<B>| scope.armed.push(armed));

@@ -292,7 +292,9 @@ impl Ledger {
         for block in made.chain([step.gradient]) {
             let is_weight = block == weight || block == step.old_weight;
             let left = &self.blocks[block];
-            if !is_weight && left.is_of_a_step && left.is_live() {
+            // Clipping makes the gradient anew, between the backward pass and the step.
+            let is_of_a_step = left.is_of_a_step || block == step.gradient;
+            if !is_weight && is_of_a_step && left.is_live() {
                 self.assign(block, Category::OptimizerState, Some(step.parameter));
             }
         }

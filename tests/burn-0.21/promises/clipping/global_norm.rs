@@ -341,3 +341,36 @@ fn passes_that_differ_are_refused() {
         Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
     }
 }
+
+/// From the same loss, which does not depend on them: nothing is stepped when it is noticed.
+#[test]
+fn a_second_pass_that_draws_less_is_refused() {
+    type S = Mlp;
+    let start = Start::new::<S>(Size::Small);
+    let before = Weights::of::<R, _>(&start.model::<S, R>());
+    let optim = SgdConfig::new().init().with_gradient_release();
+    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+    let armed = optim.try_arm_to_measure(start.model::<S, R>(), GradientsParams::new());
+    let model = armed.unwrap_or_else(|refused| panic!("{refused}"));
+    let draw = || Tensor::<R, 1>::random([4], Distribution::Default, &Default::default());
+    let backward = |model: &_| {
+        let loss = S::loss::<R>(model, Size::Small, 0);
+        let grads = GradientsParams::from_grads(loss.backward(), model);
+        // What is drawn later changes no gradient.
+        draw();
+        grads
+    };
+    let (grads, mut passes) = TwoPasses::first(&model, || {
+        draw();
+        backward(&model)
+    });
+    optim.try_measured(&model, grads).unwrap();
+    let model = optim.arm(RATE, model);
+    let second = AssertUnwindSafe(|| passes.second(model.clone(), || backward(&model)));
+    let payload = catch_unwind(second).map(drop).unwrap_err();
+    let text = payload.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("drew other random numbers"), "{text}");
+    assert!(text.contains("No weight was changed"), "{text}");
+    let model = optim.disarm(model);
+    Weights::of::<R, _>(&model).assert_same(&before, "refused");
+}

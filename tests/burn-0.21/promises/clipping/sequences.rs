@@ -63,6 +63,26 @@ impl Bench {
         let (model, result) = match call {
             "arm to measure" => parts(self.optim.try_arm_to_measure(model, GradientsParams::new())),
             "arm" => parts(self.optim.try_arm(RATE, model)),
+            "arm with sums" => {
+                let sums = self.sums();
+                match self.optim.try_arm_accumulated(RATE, model, sums) {
+                    Ok(model) => (model, Ok(())),
+                    Err(refused) => {
+                        let error = refused.error().clone();
+                        let (model, sums) = refused.into_given();
+                        assert!(!sums.is_empty(), "handed back");
+                        (model, Err(error))
+                    }
+                }
+            }
+            "arm by fork with sums" => {
+                let sums = self.sums();
+                let armed = self.optim.try_arm_by_fork(RATE, model.clone(), sums, || ());
+                let refused = armed.expect_err("nothing was forked");
+                let error = refused.error().clone();
+                assert!(!refused.into_given().1.is_empty(), "handed back");
+                (model, Err(error))
+            }
             "disarm" => (self.optim.disarm(model), Ok(())),
             "forward that is thrown away" => {
                 drop(Mlp::loss::<R>(&model, Size::Small, 3));
@@ -74,12 +94,27 @@ impl Bench {
                 assert_eq!(self.grads.is_empty(), call == "backward");
                 (model, Ok(()))
             }
+            "backward of NaN" => {
+                let nan = model.layers[0].weight.val().sum() * f64::NAN;
+                self.grads = GradientsParams::from_grads(nan.backward(), &model);
+                (model, Ok(()))
+            }
             "backward that nobody asks" => {
                 drop(Mlp::loss::<R>(&model, Size::Small, 0).backward());
                 (model, Ok(()))
             }
             "measured" => {
                 let result = self.optim.try_measured(&model, grads);
+                (model, result.map(|_| ()))
+            }
+            "measured with gradients" => {
+                let sums = self.sums();
+                let result = self.optim.try_measured(&model, sums);
+                (model, result.map(|_| ()))
+            }
+            "measured with another model" => {
+                let another = Mlp::init::<R>(Size::Small, &Default::default());
+                let result = self.optim.try_measured(&another, grads);
                 (model, result.map(|_| ()))
             }
             "step" => match self.optim.try_step(RATE, model, grads) {
@@ -98,6 +133,11 @@ impl Bench {
         };
         self.model = Some(model);
         result
+    }
+
+    /// The gradients of an earlier micro-batch.
+    fn sums(&self) -> GradientsParams {
+        backward(&self.start.model::<Mlp, R>())
     }
 
     /// Each call, and the name of the error that refuses it.
@@ -148,6 +188,16 @@ fn each_call_at_each_moment() {
         // A second gradient, and one that nobody asked for.
         "arm to measure, backward, backward again, measured: MeasuredTwice",
         "arm to measure, backward that nobody asks, measured: Unclaimed",
+        "arm to measure, measured with gradients, measured with gradients: MeasuredTwice",
+        // A second look finds the same norm, or the same error.
+        "arm to measure, backward, measured, measured, arm, backward, step",
+        "arm to measure, backward of NaN, measured: NonFinite, measured: NonFinite, arm: NotMeasured",
+        // The norm of nothing.
+        "arm to measure, backward, measured with another model: WrongModel, measured, arm, backward, \
+         step",
+        // Sums that are not in the norm.
+        "arm to measure, backward, measured, arm with sums: NotMeasured, \
+         arm by fork with sums: NotMeasured, arm, backward, step",
         // Disarming and beginning anew is allowed.
         "arm to measure, disarm, arm to measure, backward, disarm, arm to measure, backward, \
          measured, disarm, arm: NotMeasured, arm to measure, backward, measured, arm, arm, disarm",
@@ -199,6 +249,32 @@ fn others_cannot_arm_what_is_measured() {
     ));
     bench.model = Some(refused.into_model());
     bench.finishes();
+}
+
+/// The norm does not depend on how often it is asked for, and one that is not finite is no reason to
+/// step.
+#[test]
+fn a_scaled_loss_is_measured_once() {
+    let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let scaler = LossScalerConfig::new().init();
+    let optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
+    let mut optim = optim.with_loss_scaler(scaler.clone());
+    let mut measured = |model, factor: f64| {
+        let armed = optim.try_arm_to_measure(model, GradientsParams::new());
+        let model = armed.unwrap_or_else(|refused| panic!("{refused}"));
+        let loss = scaler.scale(Mlp::loss::<R>(&model, Size::Small, 0) * factor);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let first = optim.try_measured(&model, grads).unwrap();
+        let second = optim.try_measured(&model, GradientsParams::new());
+        (model, first, second)
+    };
+    let (model, first, second) = measured(model, 1.0);
+    assert!(first.norm() > 0.0);
+    assert_eq!(second, Ok(first));
+    let (model, first, second) = measured(model, f64::INFINITY);
+    assert!(!first.is_finite() && !second.unwrap().is_finite());
+    let refused = optim.try_arm(RATE, model).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotMeasured);
 }
 
 /// With a rate of its own, the optimizer arms the model anew after each step, but not without a

@@ -180,6 +180,33 @@ fn two_parameters_with_one_id_are_refused() {
     assert!(!optim.is_armed());
 }
 
+/// Two parameters over one leaf, as `Param::from_tensor(one.val())` makes them: Burn has one gradient
+/// for both, and trains the first alone.
+#[test]
+fn two_parameters_of_one_tensor_are_refused() {
+    let one: Param<Tensor<R, 2>> = Param::from_tensor(noise(1, [2, 2], &Default::default()));
+    let two = Param::from_tensor(one.val());
+    let (first, second) = (one.id, two.id);
+    assert_ne!(first, second);
+    let twins = Twins { one, two };
+    let mut optim = adam::<Twins<R>>();
+    let expected = ReleaseError::SharedTensor { first, second };
+    let (twins, error) = refused(optim.try_arm(RATE, twins));
+    assert_eq!(error, expected);
+    let (twins, error) = refused(ReleaseAccumulator::new().try_arm(twins));
+    assert_eq!(error, expected);
+    let fork = || unreachable!("it is refused before");
+    let refused = optim.try_arm_by_fork(RATE, twins.clone(), GradientsParams::new(), fork);
+    assert_eq!(*refused.expect_err("shared").error(), expected);
+
+    // The way out that the error names.
+    let two = Param::from_tensor(twins.one.val().detach());
+    let twins = Twins { two, ..twins };
+    let product = |twins: &Twins<R>| (twins.one.val() * twins.two.val()).sum();
+    run::armed_step(RATE, twins, &mut optim, product);
+    assert_all_released(&optim.last_step().expect("a step"), 2);
+}
+
 /// Adam that panics at the fourth of six parameters.
 fn failing() -> ReleaseOptimizer<Hooked, Model, R> {
     Hooked::failing_at(4)

@@ -11,6 +11,7 @@ mod owners;
 mod parts;
 mod rates;
 mod threads;
+mod untrained;
 
 use bench::*;
 

@@ -62,6 +62,18 @@ fn a_handle_arms_what_the_owner_steps() {
     }
 }
 
+/// The owner's optimizer recomputes nothing by itself.
+#[test]
+fn a_report_has_the_plan_of_the_handle_that_armed() {
+    let (mut owner, handle, _) = owner(1);
+    let mut handle = handle.with_recompute(Recompute::Automatic);
+    owner.arm(&mut handle).expect("armed");
+    let grads = gradients(&owner.model, 0);
+    owner.step(grads);
+    let report = owner.optim.last_step().expect("a step");
+    assert!(report.recomputed().planned_bytes.is_some());
+}
+
 #[test]
 fn an_ordinary_clone_is_no_handle() {
     let (mut owner, _, expected) = owner(1);

@@ -1,5 +1,6 @@
 //! A Linear's weight gradient as one matrix product: `burn-gradient-release-flat-linear`.
 
+use burn::tensor::{TensorPrimitive, ops::ModuleOps};
 use burn_gradient_release_flat_linear::FlatLinear;
 
 use crate::harness::prelude::*;
@@ -33,6 +34,23 @@ fn the_same_but_for_rounding_and_exact_with_release() {
     flat.steps[3].assert_near(&burn.steps[3], 1e-5, "flat");
     let (given, _) = run::release::<OneLinear, _, Release<Flat>>(&start, &adam, 4);
     assert_same_steps(&given.steps, &flat.steps, "with release");
+}
+
+/// `[batch, 3, in]` and `[batch, 3, out]`: a matrix without rows or columns, or zeros.
+#[test]
+fn empty_dimensions() {
+    fn ones(batch: usize, width: usize) -> Tensor<Flat, 3> {
+        Tensor::ones([batch, 3, width], &Default::default())
+    }
+
+    for (batch, d_input, d_output) in [(2, 0, 4), (2, 4, 0), (2, 0, 0), (0, 4, 5)] {
+        let [x, grad] =
+            [d_input, d_output].map(|width| ones(batch, width).into_primitive().tensor());
+        let weight = Flat::linear_weight_backward(x, grad);
+        let weight = Tensor::<Flat, 2>::from_primitive(TensorPrimitive::Float(weight));
+        let expected = TensorData::zeros::<f32, _>([d_input, d_output]);
+        weight.into_data().assert_eq(&expected, true);
+    }
 }
 
 #[test]

@@ -63,16 +63,25 @@ fn of(snapshot: &Snapshot, category: Category) -> Vec<&Holder> {
 fn a_gradient_that_is_kept_becomes_state() {
     let _turn = turn();
     let momentum = MomentumConfig::new().with_nesterov(false);
-    let snapshot = plain(SgdConfig::new().with_momentum(Some(momentum)).init());
-    let all = all(&snapshot);
-    let last = snapshot.times.len() - 1;
-    assert_eq!(bytes(&snapshot, Category::OptimizerState, 0), 0);
-    assert_eq!(bytes(&snapshot, Category::OptimizerState, last), all);
-    assert_eq!(bytes(&snapshot, Category::Gradients, last), 0);
-    assert_eq!(most(&snapshot, Category::Gradients), all);
+    let sgd = || SgdConfig::new().with_momentum(Some(momentum.clone()));
+    let clipping = Some(GradientClippingConfig::Norm(1e-3));
+    for (config, is_clipped) in [
+        (sgd(), false),
+        (sgd().with_gradient_clipping(clipping), true),
+    ] {
+        let snapshot = plain(config.init());
+        let all = all(&snapshot);
+        let last = snapshot.times.len() - 1;
+        assert_eq!(bytes(&snapshot, Category::OptimizerState, 0), 0);
+        assert_eq!(bytes(&snapshot, Category::OptimizerState, last), all);
+        assert_eq!(bytes(&snapshot, Category::Gradients, last), 0);
+        if !is_clipped {
+            assert_eq!(most(&snapshot, Category::Gradients), all);
+        }
+    }
 }
 
-/// A clipped copy counts neither as the gradient nor as anything that stays.
+/// In plain Burn, one clipped gradient at a time is there beside those that are to be clipped.
 #[test]
 fn a_clipped_gradient_is_known_by_its_parameter() {
     let _turn = turn();
@@ -80,19 +89,61 @@ fn a_clipped_gradient_is_known_by_its_parameter() {
     let config = AdamConfig::new().with_grad_clipping(Some(clipping));
     let plain = plain(config.init());
     let release = release(config.init());
-    for snapshot in [&plain, &release] {
-        let gradients = of(snapshot, Category::Gradients);
-        assert!(gradients.len() >= 3 * snapshot.parameters.len());
-        for gradient in gradients {
-            let parameter = gradient.parameter.expect("a gradient is of a parameter");
-            assert_eq!(gradient.bytes, snapshot.parameters[parameter].bytes);
-        }
+    let gradients = of(&release, Category::Gradients);
+    assert!(gradients.len() >= 3 * release.parameters.len());
+    for gradient in gradients {
+        let parameter = gradient.parameter.expect("a gradient is of a parameter");
+        assert_eq!(gradient.bytes, release.parameters[parameter].bytes);
     }
-    assert_eq!(most(&plain, Category::Gradients), all(&plain));
     assert!(most(&release, Category::Gradients) < all(&release));
+    let largest = plain.parameters.iter().map(|parameter| parameter.bytes);
+    let largest = largest.max().expect("there are parameters");
+    let clipped = all(&plain)..=all(&plain) + largest;
+    assert!(clipped.contains(&most(&plain, Category::Gradients)));
 }
 
-/// The recorded optimizer clips in the place of Burn's adaptor, with and without a recording.
+/// Also with groups that clip otherwise, or not at all.
+#[test]
+fn a_recorded_optimizer_is_clipped_as_its_group_is() {
+    fn weights<O: SimpleOptimizer<Recorded<Flex>> + 'static>(
+        start: &Start,
+        optim: OptimizerAdaptor<O, Model<R>, R>,
+        options: GroupOptions<O>,
+    ) -> Vec<u64> {
+        let optim = optim.with_gradient_release();
+        let mut optim = optim.with_group(ParamGroup::all(), options);
+        let arm = |optim: &mut ReleaseOptimizer<O, _, _>, model| optim.arm(RATE, model);
+        train::<Mlp, R, _>(Size::Small, start, &mut optim, arm, 3)
+    }
+
+    let _turn = turn();
+    let start = Start::new::<Mlp>(Size::Small);
+    let clipping = GradientClippingConfig::Norm(1e-3);
+    let config = SgdConfig::new().with_gradient_clipping(Some(clipping));
+    let (plain, recorded) = (config.init(), config.init().recorded());
+    let wider = || GradientClippingConfig::Norm(1e-2).init();
+
+    let without = weights(
+        &start,
+        plain.clone(),
+        GroupOptions::new().without_grad_clipping(),
+    );
+    let otherwise = weights(
+        &start,
+        plain.clone(),
+        GroupOptions::new().with_grad_clipping(wider()),
+    );
+    let unchanged = weights(&start, plain, GroupOptions::new());
+    assert!(without != otherwise && otherwise != unchanged);
+
+    let options = GroupOptions::new().without_grad_clipping();
+    assert_eq!(weights(&start, recorded.clone(), options), without);
+    let options = GroupOptions::new().with_grad_clipping(wider());
+    assert_eq!(weights(&start, recorded.clone(), options), otherwise);
+    assert_eq!(weights(&start, recorded, GroupOptions::new()), unchanged);
+}
+
+/// As Burn's adaptor does, with and without a recording.
 #[test]
 fn a_recorded_optimizer_clips() {
     fn weights<B: AutodiffBackend>(

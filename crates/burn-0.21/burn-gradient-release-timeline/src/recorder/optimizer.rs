@@ -1,9 +1,6 @@
 //! The optimizer that tells the recorder which parameter it steps.
 
-use std::fmt;
-
 use burn::{
-    grad_clipping::GradientClipping,
     module::AutodiffModule,
     optim::{LearningRate, Optimizer, SimpleOptimizer, adaptor::OptimizerAdaptor},
     tensor::{
@@ -21,9 +18,10 @@ pub trait RecordSteps {
 
     /// Records the step of each parameter. Without a recording it changes nothing.
     ///
-    /// Gradient clipping is kept: the recorded optimizer clips in the place of the adaptor. Records
-    /// are those of the optimizer within. Call it on a new optimizer, before its record is loaded
-    /// and before `with_gradient_release`:
+    /// Gradient clipping is kept, and comes before the step: of a clipped gradient, the recorder
+    /// knows the parameter; of the one before it, only the parameter that it was computed with.
+    /// Records are those of the optimizer within. Call it on a new optimizer, before its record is
+    /// loaded and before `with_gradient_release`:
     ///
     /// ```ignore
     /// let optimizer = AdamConfig::new().init().recorded();
@@ -49,37 +47,20 @@ where
             "this optimizer has states, which `recorded` would lose: call it on a new optimizer, and \
              load the record then"
         );
-        OptimizerAdaptor::from(RecordedOptimizer {
+        let recorded = OptimizerAdaptor::from(RecordedOptimizer {
             optimizer: self.optim().clone(),
-            clipping: self.grad_clipping().cloned(),
-        })
-    }
-}
-
-/// A [`SimpleOptimizer`] whose steps are recorded; made by [`RecordSteps::recorded`].
-#[derive(Clone)]
-pub struct RecordedOptimizer<O> {
-    optimizer: O,
-    // The adaptor would clip before `step`, which would then not see the gradient that was
-    // computed.
-    clipping: Option<GradientClipping>,
-}
-
-impl<O> RecordedOptimizer<O> {
-    fn clip<B: Backend, const D: usize>(&self, grad: Tensor<B, D>) -> Tensor<B, D> {
-        match &self.clipping {
-            Some(clipping) => clipping.clip_gradient(grad),
-            None => grad,
+        });
+        match self.grad_clipping().cloned() {
+            Some(clipping) => recorded.with_grad_clipping(clipping),
+            None => recorded,
         }
     }
 }
 
-impl<O: fmt::Debug> fmt::Debug for RecordedOptimizer<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordedOptimizer")
-            .field("optimizer", &self.optimizer)
-            .finish_non_exhaustive()
-    }
+/// A [`SimpleOptimizer`] whose steps are recorded; made by [`RecordSteps::recorded`].
+#[derive(Clone, Debug)]
+pub struct RecordedOptimizer<O> {
+    optimizer: O,
 }
 
 impl<B: Backend, O: SimpleOptimizer<B>> SimpleOptimizer<B> for RecordedOptimizer<O> {
@@ -93,14 +74,14 @@ impl<B: Backend, O: SimpleOptimizer<B>> SimpleOptimizer<B> for RecordedOptimizer
         state: Option<Self::State<D>>,
     ) -> (Tensor<B, D>, Option<Self::State<D>>) {
         if !state::is_recording() {
-            return self.optimizer.step(lr, tensor, self.clip(grad), state);
+            return self.optimizer.step(lr, tensor, grad, state);
         }
         if let (Some(parameter), Some(gradient)) =
             (lookup::handle_of(&tensor), lookup::handle_of(&grad))
         {
             state::begin_step(parameter.entry(), gradient.entry());
         }
-        let (tensor, state) = self.optimizer.step(lr, tensor, self.clip(grad), state);
+        let (tensor, state) = self.optimizer.step(lr, tensor, grad, state);
         if let Some(parameter) = lookup::handle_of(&tensor) {
             state::end_step(parameter.entry());
         }

@@ -2,7 +2,7 @@
 //!
 //! Two backward passes need two forward passes with the same random numbers, such as the masks of
 //! dropout. The random tensors of the first are kept for the second, so that the generator of the
-//! backend goes on as after one forward pass. The losses are kept to compare them.
+//! backend goes on as after one forward pass. The losses are kept among them, to compare them.
 
 use std::{any::Any, cell::RefCell, collections::VecDeque};
 
@@ -18,12 +18,14 @@ thread_local! {
     static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
 }
 
-/// The random tensors of one forward pass, in the order in which they were drawn.
+/// The events of one pass, in their order.
 #[derive(Default)]
-pub(crate) struct RandomLog {
-    drawn: VecDeque<Drawn>,
-    /// The losses that backward was called on.
-    losses: VecDeque<TensorData>,
+pub(crate) struct RandomLog(VecDeque<Event>);
+
+enum Event {
+    Draw(Drawn),
+    /// Backward was called on this loss.
+    Backward(TensorData),
 }
 
 enum Log {
@@ -61,7 +63,10 @@ impl RandomLog {
         let mut result = None;
         let log = lend(&LOG, Log::Replaying(self), || result = Some(work()));
         match (result, log) {
-            (Some(result), Some(Log::Replaying(log))) => (result, log.drawn.is_empty()),
+            (Some(result), Some(Log::Replaying(log))) => {
+                let is_draw = |event: &Event| matches!(event, Event::Draw(_));
+                (result, !log.0.iter().any(is_draw))
+            }
             _ => unreachable!("`work` has run, and only this module has the log"),
         }
     }
@@ -71,7 +76,8 @@ impl RandomLog {
     ///
     /// # Panics
     ///
-    /// If they differ. The caller of backward may be a `TrainStep`, which cannot return an error.
+    /// If they differ, or random tensors that the first pass drew before it were not drawn. The
+    /// caller of backward may be a `TrainStep`, which cannot return an error.
     pub(crate) fn check_loss(loss: impl FnOnce() -> TensorData) {
         let is_wanted = LOG.with_borrow(Option::is_some);
         if !is_wanted {
@@ -82,10 +88,12 @@ impl RandomLog {
         let is_same = LOG.with_borrow_mut(|log| match log {
             None => true,
             Some(Log::Recording(log)) => {
-                log.losses.push_back(loss);
+                log.0.push_back(Event::Backward(loss));
                 true
             }
-            Some(Log::Replaying(log)) => log.losses.pop_front() == Some(loss),
+            Some(Log::Replaying(log)) => {
+                matches!(log.0.pop_front(), Some(Event::Backward(first)) if first == loss)
+            }
         });
         assert!(
             is_same,
@@ -95,7 +103,11 @@ impl RandomLog {
     }
 
     fn draw<T: Any>(&mut self, shape: &Shape, distribution: Distribution, dtype: DType) -> T {
-        let drawn = self.drawn.pop_front().filter(|drawn| {
+        let drawn = match self.0.pop_front() {
+            Some(Event::Draw(drawn)) => Some(drawn),
+            Some(Event::Backward(_)) | None => None,
+        };
+        let drawn = drawn.filter(|drawn| {
             drawn.shape == *shape && drawn.distribution == distribution && drawn.dtype == dtype
         });
         match drawn.map(|drawn| drawn.value.downcast()) {
@@ -109,12 +121,12 @@ impl RandomLog {
     }
 
     fn push(&mut self, shape: Shape, distribution: Distribution, dtype: DType, value: impl Any) {
-        self.drawn.push_back(Drawn {
+        self.0.push_back(Event::Draw(Drawn {
             shape,
             distribution,
             dtype,
             value: Box::new(value),
-        });
+        }));
     }
 }
 

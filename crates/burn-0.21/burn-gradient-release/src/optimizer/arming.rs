@@ -1,12 +1,16 @@
 //! Arming: a slot for every parameter of a model that requires gradients.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::{GradientsParams, SimpleOptimizer},
     tensor::{Device, Tensor, backend::Backend, ops::FloatTensor},
 };
+use burn_autodiff::NodeId;
 
 use super::{
     mark::check_unmarked,
@@ -45,7 +49,7 @@ where
     B: ReleaseBackend,
 {
     fn tracer(&self) -> Option<&Arc<Tracer>> {
-        self.stepper.tracer.as_ref()
+        self.plan.tracer.as_ref()
     }
 
     fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>> {
@@ -85,26 +89,36 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     own: Option<&Session<B::InnerBackend>>,
     model: &M,
 ) -> Result<(), ReleaseError> {
+    #[derive(Default)]
     struct Duplicate {
-        seen: HashSet<ParamId>,
-        found: Option<ParamId>,
+        params: HashSet<ParamId>,
+        leaves: HashMap<NodeId, ParamId>,
+        error: Option<ReleaseError>,
     }
 
     impl<B: ReleaseBackend> ModuleVisitor<B> for Duplicate {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if param.is_require_grad() && !self.seen.insert(param.id) {
-                self.found = Some(param.id);
+            if self.error.is_some() || !param.is_require_grad() {
+                return;
             }
+            if !self.params.insert(param.id) {
+                self.error = Some(ReleaseError::DuplicateParam { param: param.id });
+                return;
+            }
+            let leaf = float(param.val()).and_then(|tensor| tensor.leaf_id());
+            self.error = leaf
+                .and_then(|leaf| self.leaves.insert(leaf, param.id))
+                .map(|first| ReleaseError::SharedTensor {
+                    first,
+                    second: param.id,
+                });
         }
     }
 
-    let mut duplicate = Duplicate {
-        seen: HashSet::new(),
-        found: None,
-    };
+    let mut duplicate = Duplicate::default();
     model.visit(&mut duplicate);
-    match duplicate.found {
-        Some(param) => Err(ReleaseError::DuplicateParam { param }),
+    match duplicate.error {
+        Some(error) => Err(error),
         None => {
             check_unmarked::<B, M>(model)?;
             check_own(own, model)
@@ -128,7 +142,7 @@ pub(super) fn check_own<B: ReleaseBackend, M: AutodiffModule<B>>(
                 return;
             }
             let own = self.own.and_then(|session| session.slots.get(&param.id));
-            self.error = slot_of::<B, D>(param)
+            self.error = slot_of(param.val())
                 .filter(|slot| !own.is_some_and(|own| Arc::ptr_eq(own, slot)))
                 .and_then(|slot| check_foreign(&slot));
         }
@@ -149,11 +163,11 @@ pub(super) fn check_foreign<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> 
     }
 }
 
-/// The slot that a parameter was read from, if it was armed.
+/// The slot that the tensor of a parameter was read from, if it was armed.
 pub(super) fn slot_of<B: ReleaseBackend, const D: usize>(
-    param: &Param<Tensor<B, D>>,
+    tensor: Tensor<B, D>,
 ) -> Option<Arc<Slot<B::InnerBackend>>> {
-    float(param.val())?.snapshot()?.slot()
+    float(tensor)?.snapshot()?.slot()
 }
 
 /// Makes the armings of a model, parameter by parameter.

@@ -1,6 +1,6 @@
 //! The group and the rate of each parameter of a model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::{
     module::{AutodiffModule, ParamId},
@@ -18,6 +18,8 @@ use crate::{
 
 /// Settings of the parameters that are in a group or have a rate of their own. `learning_rate` is
 /// the rate of the step; without one, rates are not checked.
+///
+/// If parameters share an id, the settings are those of the one that is trained.
 pub(super) fn assign<O, B, M>(
     stepper: &Stepper<O, B>,
     learning_rate: Option<LearningRate>,
@@ -53,12 +55,17 @@ where
     let mut is_found = vec![false; stepper.groups.len() + rate_groups.len()];
     let (found_options, found_rates) = is_found.split_at_mut(stepper.groups.len());
     let mut own = HashMap::new();
+    let mut trained = HashSet::new();
     let mut paths = Vec::new();
-    visit_paths::<B, M>(model, |path, param, _, _, _| {
+    visit_paths::<B, M>(model, |path, param, _, _, is_trained| {
         let group = last_match(&stepper.groups, found_options, param, path);
         let rate = last_match(rate_groups, found_rates, param, path);
         paths.push(path.to_string());
-        if group.is_none() && rate.is_none() {
+        if is_trained && trained.insert(param) {
+            own.remove(&param);
+        }
+        let is_of_another = !is_trained && trained.contains(&param);
+        if is_of_another || (group.is_none() && rate.is_none()) {
             return;
         }
         let rate = rate.map_or(learning_rate, |rate| Some(rate_groups[rate].1));

@@ -89,7 +89,14 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
             let id = param.id;
             let transform = &self.plan.transform;
             self.params.push(id);
-            if self.error.is_some() || self.plan.is_frozen(id) || transform.is_measured(id) {
+            if self.error.is_some() || self.plan.is_frozen(id) {
+                return;
+            }
+            if transform.is_measured(id) {
+                let is_second = self.session.is_some() && param.is_require_grad();
+                if is_second && self.grads.contains::<B::InnerBackend, D>(id) {
+                    self.error = Some(ReleaseError::MeasuredTwice { param: id });
+                }
                 return;
             }
             let held = self.session.and_then(|session| session.still_held::<D>(id));
@@ -150,7 +157,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 }
             }
             let is_frozen = self.plan.is_some_and(|plan| plan.is_frozen(param.id));
-            let Some(slot) = slot_of::<B, D>(param) else {
+            let Some(slot) = slot_of(param.val()) else {
                 return;
             };
             let own = self
@@ -158,7 +165,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 .and_then(|session| session.slots.get(&param.id));
             if !own.is_some_and(|own| Arc::ptr_eq(own, &slot)) {
                 self.error = check_stepped_elsewhere(&slot);
-            } else if !is_frozen && (slot.stepped().is_some() || slot.is_untouched()) {
+            } else if !is_frozen && slot.has_acted() {
                 self.found.insert(param.id);
                 if self.grads.contains::<B::InnerBackend, D>(param.id) {
                     self.error = Some(ReleaseError::AlreadyStepped { param: param.id });
@@ -178,12 +185,15 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
         error: None,
     };
     model.visit(&mut check);
-    let Check { found, error, .. } = check;
+    let Check {
+        plan, found, error, ..
+    } = check;
     if let Some(error) = error {
         return Err(error);
     }
+    let is_frozen = |id| plan.is_some_and(|plan| plan.is_frozen(id));
     let mut slots = session.into_iter().flat_map(|session| &session.slots);
-    match slots.find(|(id, slot)| slot.stepped().is_some() && !found.contains(*id)) {
+    match slots.find(|(id, slot)| slot.has_acted() && !is_frozen(**id) && !found.contains(*id)) {
         Some((param, _)) => Err(ReleaseError::WrongModel { param: *param }),
         None => Ok(()),
     }
@@ -235,6 +245,12 @@ where
             let mut held = None;
             let slot = self.session.as_mut().and_then(|session| {
                 held = session.held::<D>(id);
+                let slot = session.slots.get(&id)?;
+                // A parameter that is not trained may have the same id. As in Burn it takes a
+                // gradient that is still there, but a slot that has used one is not its own.
+                if slot.has_acted() {
+                    slot_of(tensor.clone()).filter(|own| Arc::ptr_eq(own, slot))?;
+                }
                 session.slots.remove(&id)
             });
             let is_own = slot.is_some();

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    planner::trace::Tracer,
     slot::reduction::{GradientReduction, InFlight, Recipients, ReductionError, agree},
     slot::{Inspector, Release, Step},
 };
@@ -27,8 +28,8 @@ pub(super) struct StepPlan<B: Backend> {
     pub(super) transform: GradientTransform<B>,
     /// Runs before the transform.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
-    /// Whether replicas may complete their gradients in other orders.
-    pub(super) is_recomputed: bool,
+    /// The tracer that splits forward passes into segments, if any.
+    pub(super) tracer: Option<Arc<Tracer>>,
 }
 
 /// Purpose of a backward pass.
@@ -73,10 +74,13 @@ impl<B: Backend> StepPlan<B> {
     /// The queue that reduces the gradients of a backward pass, if there are replicas.
     pub(super) fn in_flight(&self) -> Option<Arc<InFlight<B>>> {
         let reduction = self.reduction.clone()?;
+        // Where activations are recomputed, replicas may complete their gradients in other orders.
+        let is_recomputed = self.tracer.is_some();
+        let recipients = self.recipients();
         Some(Arc::new(InFlight::new(
             reduction,
-            self.recipients(),
-            self.is_recomputed,
+            recipients,
+            is_recomputed,
         )))
     }
 

@@ -1,6 +1,6 @@
 //! A forward pass that runs twice, the same both times.
 
-use std::{collections::HashMap, mem};
+use std::{collections::VecDeque, mem};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
@@ -16,9 +16,13 @@ use crate::{ReleaseBackend, lower::random::RandomLog};
 /// meanwhile), and begins with the same running means of normalisation layers. State that a model
 /// keeps elsewhere, and random numbers that it draws without Burn's tensors, are not repeated.
 pub struct TwoPasses<B: Backend> {
-    running: HashMap<ParamId, FloatTensor<B>>,
+    running: Running<B>,
     log: RandomLog,
 }
+
+/// The float tensors of a model that are not trained, in the order of its fields: those of a copy of
+/// a part have the same ids.
+type Running<B> = VecDeque<(ParamId, FloatTensor<B>)>;
 
 impl<B: ReleaseBackend> TwoPasses<B> {
     /// Runs the first pass over the model, forward and backward.
@@ -33,8 +37,8 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     ///
     /// # Panics
     ///
-    /// If it draws other random numbers than the first pass, or runs backward from another loss.
-    /// The latter is noticed before anything is stepped.
+    /// If it draws other random numbers than the first pass, or runs backward from another loss or
+    /// before it has drawn as many. All of it is noticed before anything is stepped.
     pub fn second<M: Module<B>, R>(&mut self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running.clone());
         mem::take(&mut self.log).replay(pass)
@@ -52,9 +56,8 @@ impl<B: Backend> std::fmt::Debug for TwoPasses<B> {
     }
 }
 
-/// The float tensors of a model that are not trained.
-fn running_states<B: Backend, M: Module<B>>(model: &M) -> HashMap<ParamId, FloatTensor<B>> {
-    struct Collect<B: Backend>(HashMap<ParamId, FloatTensor<B>>);
+fn running_states<B: Backend, M: Module<B>>(model: &M) -> Running<B> {
+    struct Collect<B: Backend>(Running<B>);
 
     impl<B: Backend> ModuleVisitor<B> for Collect<B> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
@@ -62,32 +65,36 @@ fn running_states<B: Backend, M: Module<B>>(model: &M) -> HashMap<ParamId, Float
             if !value.is_require_grad()
                 && let TensorPrimitive::Float(value) = value.into_primitive()
             {
-                self.0.insert(param.id, value);
+                self.0.push_back((param.id, value));
             }
         }
     }
 
     let collect = || {
-        let mut collect = Collect(HashMap::new());
+        let mut collect = Collect(VecDeque::new());
         model.visit(&mut collect);
         collect.0
     };
     if collect().is_empty() {
-        return HashMap::new();
+        return VecDeque::new();
     }
     settle(model);
     collect()
 }
 
 /// Copies of a model share its running states: mapping a copy changes those of the model.
-fn restore<B: Backend, M: Module<B>>(copy: M, running: HashMap<ParamId, FloatTensor<B>>) {
-    struct Restore<B: Backend>(HashMap<ParamId, FloatTensor<B>>);
+fn restore<B: Backend, M: Module<B>>(copy: M, running: Running<B>) {
+    struct Restore<B: Backend>(Running<B>);
 
     impl<B: Backend> ModuleMapper<B> for Restore<B> {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             let (id, tensor, mapper) = param.consume();
-            let tensor = match self.0.remove(&id) {
-                Some(value) => Tensor::from_primitive(TensorPrimitive::Float(value)),
+            let next = self.0.front().filter(|(of, _)| *of == id).cloned();
+            let tensor = match next.filter(|_| !tensor.is_require_grad()) {
+                Some((_, value)) => {
+                    self.0.pop_front();
+                    Tensor::from_primitive(TensorPrimitive::Float(value))
+                }
                 None => tensor,
             };
             Param::from_mapped_value(id, tensor, mapper)

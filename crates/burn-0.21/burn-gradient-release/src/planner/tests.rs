@@ -1,11 +1,13 @@
 //! Plans of made-up models, compared with all possible plans of short ones.
 
-use std::time::Instant;
+use std::{iter, sync::Arc, time::Instant};
 
 use crate::planner::{
+    Recompute,
     operations::Trace,
     plan::{Cuts, plan},
     synthetic::{self, UNIT},
+    trace::{Highest, Tracer},
 };
 
 /// The peak with these cuts, in bytes, by definition.
@@ -223,6 +225,24 @@ fn dense_blocks_keep_what_their_layers_make() {
         let widest = 2 * 33 * UNIT;
         assert!(planned(&trace).bytes <= layers * UNIT + 2 * widest);
     }
+}
+
+/// Another thread cuts after an operation has its position, and before it asks for the segment.
+#[test]
+fn no_two_segments_have_one_number() {
+    let tracer = Tracer::new(Recompute::Automatic).expect("it recomputes");
+    let operation = |highest| {
+        let position = tracer.operation("float_exp", None, highest, iter::empty());
+        position.expect("it is traced")
+    };
+    let position = operation(Highest::default());
+    let number = *tracer.shared(position, Arc::new);
+    // It reads a result that has left the segment.
+    operation(Highest {
+        segment: 0,
+        subgraph: number,
+    });
+    assert_ne!(*tracer.shared(position, Arc::new), number);
 }
 
 #[test]

@@ -305,8 +305,8 @@ impl Tracer {
     ) -> Arc<S> {
         let mut state = self.state();
         if state.segment != position.number {
-            // Another thread has cut in between.
-            return make(position.number);
+            // Another thread has cut in between, and others may have the segment of that number.
+            return make(subgraph::next_number());
         }
         let known = state.shared.clone();
         let known = known.and_then(|shared| shared.downcast().ok());
@@ -320,8 +320,8 @@ impl Tracer {
     /// Notes a result of the operation last noted.
     pub(crate) fn result(&self, position: TracePosition, bytes: u64) -> Traced {
         let mut state = self.state();
-        // With several threads, the trace may confuse operations: that changes the plan, but no
-        // number.
+        // With several threads, the trace may mix up operations. That changes the plan, which
+        // changes no result: what is kept and what is recomputed have the same values.
         let buffer = match state.arming == position.arming && state.trace.len() > 0 {
             true => state.trace.result(bytes),
             false => 0,

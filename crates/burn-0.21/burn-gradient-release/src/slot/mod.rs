@@ -242,6 +242,11 @@ impl<B: Backend> Slot<B> {
         matches!(self.state().phase, Phase::Untouched)
     }
 
+    /// Whether the gradient came inside backward, and is gone.
+    pub(crate) fn has_acted(&self) -> bool {
+        matches!(self.state().phase, Phase::Stepped(_) | Phase::Untouched)
+    }
+
     /// The leaf with the current value, and a guard if plain Burn's copy would not have that value.
     ///
     /// # Panics

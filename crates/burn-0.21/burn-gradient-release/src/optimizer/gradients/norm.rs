@@ -36,14 +36,14 @@ impl<B: Backend> SquaredNorms<B> {
         self.found().contains_key(&param)
     }
 
-    /// The squared norm of each of `params` that has a gradient, in their order.
+    /// The squared norm of each of `params` that has a gradient, in their order and once each. They
+    /// stay here, to be read again.
     pub(crate) fn read(&self, params: impl IntoIterator<Item = ParamId>) -> Vec<(ParamId, f64)> {
-        let mut found = self.found();
+        let mut found = self.found().clone();
         let mut pending: Vec<_> = params
             .into_iter()
             .filter_map(|param| Some((param, found.remove(&param)?)))
             .collect();
-        drop(found);
         let params: Vec<ParamId> = pending.iter().map(|(param, _)| *param).collect();
         let mut read = HashMap::new();
         // One read for each type: tensors of one type can be joined.

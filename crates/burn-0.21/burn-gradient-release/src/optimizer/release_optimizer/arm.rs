@@ -49,8 +49,9 @@ where
     /// is not that of the groups or of an optimizer that owns one, the norm to clip by was not
     /// measured, or no step can be taken with these settings.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
-        match self.check_arm(lr, &model) {
-            Ok(own) => Ok(self.arm_checked(lr, model, GradientsParams::new(), own)),
+        let grads = GradientsParams::new();
+        match self.check_arm(lr, &model, &grads) {
+            Ok(own) => Ok(self.arm_checked(lr, model, grads, own)),
             Err(error) => Err(Refused::new(model, error)),
         }
     }
@@ -108,14 +109,16 @@ where
     ///
     /// # Errors
     ///
-    /// As [`try_arm`](Self::try_arm).
+    /// As [`try_arm`](Self::try_arm); [`NotMeasured`](ReleaseError::NotMeasured) also if a pass has
+    /// measured the norm, which `grads` are not in: give them to
+    /// [`try_arm_to_measure`](Self::try_arm_to_measure).
     pub fn try_arm_accumulated(
         &mut self,
         lr: LearningRate,
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        match self.check_arm(lr, &model) {
+        match self.check_arm(lr, &model, &grads) {
             Ok(own) => Ok(self.arm_checked(lr, model, grads, own)),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
@@ -184,7 +187,7 @@ where
             own,
             transform: self.stepper.gradients.transform(measured),
             reduction: self.stepper.reduction.clone(),
-            is_recomputed: self.stepper.tracer.is_some(),
+            tracer: self.stepper.tracer.clone(),
         })
     }
 
@@ -195,8 +198,9 @@ where
     ///
     /// # Errors
     ///
-    /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
-    /// out a parameter. The gradients are handed back.
+    /// As [`try_arm_accumulated`](Self::try_arm_accumulated), and
+    /// [`NotForked`](ReleaseError::NotForked) if the fork left out a parameter. The gradients are
+    /// handed back.
     pub fn try_arm_by_fork(
         &mut self,
         lr: LearningRate,
@@ -204,7 +208,7 @@ where
         grads: GradientsParams,
         fork: impl FnOnce(),
     ) -> Result<(), Refused<(), GradientsParams>> {
-        match self.check_arm(lr, &copy) {
+        match self.check_arm(lr, &copy, &grads) {
             Ok(own) => {
                 let plan = self.step_plan(lr, own, self.state.measured());
                 self.arm_by_fork_for(plan, copy, grads, fork)
@@ -218,13 +222,16 @@ where
         &mut self,
         lr: LearningRate,
         model: &M,
+        grads: &GradientsParams,
     ) -> Result<HashMap<ParamId, Own>, ReleaseError> {
         self.state
             .check_arm(|param| path_of::<B, M>(model, param))?;
         self.check_owned_rate(lr)?;
-        let measured = self.state.measured();
-        let is_measured = measured.is_some_and(|measured| measured.is_finite());
-        if self.stepper.gradients.needs_two_passes() && !is_measured {
+        let is_measured = match self.state.measured() {
+            Some(measured) => measured.is_finite() && grads.is_empty(),
+            None => !self.stepper.gradients.needs_two_passes(),
+        };
+        if !is_measured {
             return Err(ReleaseError::NotMeasured);
         }
         self.check_arm_params(model)?;

@@ -83,8 +83,8 @@ where
     ///
     /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
     /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
-    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight has
-    /// changed then; the gradients of earlier micro-batches are dropped.
+    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ, or their random
+    /// numbers. No weight has changed then; the gradients of earlier micro-batches are dropped.
     pub fn try_two_passes(
         &mut self,
         lr: LearningRate,
@@ -214,12 +214,12 @@ where
             own: assign(&self.stepper, None, model)?,
             transform: self.stepper.gradients.transform(None),
             reduction: self.stepper.reduction.clone(),
-            is_recomputed: self.stepper.tracer.is_some(),
+            tracer: self.stepper.tracer.clone(),
         }))
     }
 
     /// Ends the pass that measures, with the gradients that its backward has returned: parameters
-    /// that were not measured inside backward are measured now.
+    /// that were not measured inside backward are measured now. A second call says the same again.
     ///
     /// # Errors
     ///
@@ -232,11 +232,14 @@ where
         grads: GradientsParams,
     ) -> Result<GradNorm, ReleaseError> {
         self.state.check_fault()?;
+        let before = self.state.measured();
         let measured = self.state.with_session(|session| {
             let session = session.filter(|session| session.is_measuring());
             let session = session.ok_or(ReleaseError::NotMeasuring)?;
             let plan = session.plan().expect("what is measured has a plan");
-            plan.transform.check_scaled()?;
+            if before.is_none() {
+                plan.transform.check_scaled()?;
+            }
             finish::check_finish::<B, M>(Some(session), model, &grads).map_err(
                 |error| match error {
                     ReleaseError::AlreadyStepped { param } => ReleaseError::MeasuredTwice { param },
@@ -251,7 +254,9 @@ where
                 (measured, _) => Ok(measured),
             }
         })?;
-        self.stepper.gradients.begin_second_pass();
+        if before.is_none() {
+            self.stepper.gradients.begin_second_pass();
+        }
         self.state.set_measured(Some(measured));
         Ok(measured)
     }

@@ -75,12 +75,13 @@ where
         let session = self.state.begin_finish();
         let recomputed = session.as_ref().map(Session::recomputed);
         let is_skipped = plan.transform.is_overflown();
+        // That of the handle which has armed the model, not of this optimizer.
+        let tracer = plan.tracer.clone();
         let stepping = Stepping {
             stepper: self.stepper.clone(),
             plan,
         };
         let (mut report, model) = finish::finish(&stepping, is_skipped, session, model, grads);
-        let tracer = self.stepper.tracer.as_ref();
         report.set_recomputed(Recomputed {
             planned_bytes: tracer.and_then(|tracer| tracer.planned_bytes()),
             ..recomputed.unwrap_or_default()
