@@ -75,6 +75,9 @@ fn a_gradient_that_is_kept_becomes_state() {
         assert_eq!(bytes(&snapshot, Category::OptimizerState, 0), 0);
         assert_eq!(bytes(&snapshot, Category::OptimizerState, last), all);
         assert_eq!(bytes(&snapshot, Category::Gradients, last), 0);
+        for forward in phases(&snapshot, PhaseKind::Forward) {
+            assert_eq!(bytes(&snapshot, Category::Gradients, forward.from), 0);
+        }
         if !is_clipped {
             assert_eq!(most(&snapshot, Category::Gradients), all);
         }
