@@ -46,16 +46,29 @@ impl RunFolder {
         overwrite: bool,
     ) -> Result<Self, FolderError> {
         let folder = Self::read(path, parts);
-        if path.exists() && !path.is_dir() {
-            return Err(FolderError::NoFolder(path.into()));
-        }
-        Lock::ensure_free(path)?;
-        folder.ensure_no_run::<S>(overwrite)?;
+        Self::ensure_free::<S>(path, parts, overwrite)?;
         fs::create_dir_all(path).map_err(|error| CannotWrite::to(path, error))?;
         let folder = folder.locked()?;
         // Another program may have begun and ended a run since.
         folder.ensure_no_run::<S>(overwrite)?;
         Ok(folder)
+    }
+
+    /// Whether [`create`](Self::create) would refuse the folder, which is not touched.
+    ///
+    /// # Errors
+    ///
+    /// Those of `create`, but that of the disk.
+    pub fn ensure_free<S: DeserializeOwned>(
+        path: &Path,
+        parts: &[&str],
+        overwrite: bool,
+    ) -> Result<(), FolderError> {
+        if path.exists() && !path.is_dir() {
+            return Err(FolderError::NoFolder(path.into()));
+        }
+        Lock::ensure_free(path)?;
+        Self::read(path, parts).ensure_no_run::<S>(overwrite)
     }
 
     /// The folder of a run to resume.

@@ -24,6 +24,7 @@ pub(crate) const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 /// # Example
 ///
 /// ```
+/// // Also `burn_lean::train::resume` and `burn_gradient_release_train::resume`.
 /// use lean_run_folder::resume_point;
 ///
 /// // For `.checkpoint(epoch)`, and `ResumedDataLoader::new(loader, epoch + 1)`.

@@ -165,6 +165,10 @@ impl<S: Settings> Run<S> {
                 resumed(&saved, &options.settings, given, S::MAY_CHANGE)?
             }
         };
+        if to_resume.is_none() && is_first {
+            // Before `check`, which may take a while.
+            RunFolder::ensure_free::<S>(path, parts, options.overwrite)?;
+        }
         let data = settings.train().load_data()?;
         let checked = check(&mut settings, &data)?;
         if let Some(replicas) = replicas {

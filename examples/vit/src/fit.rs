@@ -52,6 +52,14 @@ const SAVINGS: [Saving; 5] = [
     },
 ];
 
+impl Saving {
+    fn is_possible(&self, way: &Settings, given: &[String]) -> bool {
+        let mut way = way.clone();
+        (self.take)(&mut way);
+        way.check(given).is_ok()
+    }
+}
+
 /// Chooses the options that save memory and are not `given`, so that a step has at most `most` in
 /// use. Tries them on the first batches.
 ///
@@ -88,6 +96,8 @@ pub fn choose(
             return Ok(());
         }
         match savings.next() {
+            // One that an option does not go with is left out.
+            Some(saving) if !saving.is_possible(&way, given) => {}
             Some(saving) => {
                 let Saving {
                     option,

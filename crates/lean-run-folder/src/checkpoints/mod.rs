@@ -289,7 +289,8 @@ impl Checkpoints {
     }
 
     fn is_complete(&self, epoch: &Epoch) -> bool {
-        epoch.values().any(|parts| parts.len() == self.parts.len())
+        let mut of_recorders = epoch.iter().filter(|(extension, _)| !is_copy(extension));
+        of_recorders.any(|(_, parts)| parts.len() == self.parts.len())
     }
 
     /// The files that a later save could complete: not those with an extension of others, as a copy
@@ -339,6 +340,15 @@ struct Written {
 
 /// The files of an epoch by extension and part.
 type Epoch = BTreeMap<String, BTreeMap<usize, PathBuf>>;
+
+/// Whether somebody has kept a file under another name, as `model-3.mpk.bak`.
+fn is_copy(extension: &str) -> bool {
+    let is_of = |known: &&str| {
+        let rest = extension.strip_prefix(*known);
+        rest.is_some_and(|rest| rest.starts_with('.'))
+    };
+    !EXTENSIONS.contains(&extension) && EXTENSIONS.iter().any(is_of)
+}
 
 fn remove_with_checksum(file: &PathBuf) -> io::Result<()> {
     for file in [file, &checksum::path_of(file)] {

@@ -88,6 +88,8 @@ fn weights_that_were_kept_alone_are_not_lost() {
 fn other_files_are_not_touched() {
     let other = [
         "model-5.mpk.bak",
+        "optim-5.mpk.bak",
+        "scheduler-5.mpk.bak",
         "model-5.mpk.old.tmp",
         "model-05.mpk",
         "model-best.mpk",

@@ -324,7 +324,24 @@ fn there_is_no_estimate_of_what_it_cannot_know() {
     twice.phases.insert(2, phase(PhaseKind::Backward, 4, 6));
     assert_eq!(estimate(&twice), Err(NoEstimate::Accumulates(2)));
 
-    // The same with a forward pass for each.
+    let mut clipped = step();
+    let gradients = clipped.holders.iter_mut();
+    let gradients = gradients.filter(|held| held.category == Category::Gradients);
+    let backward = clipped.phases[1].until;
+    gradients.for_each(|held| held.from = held.from.max(backward));
+    assert_eq!(estimate(&clipped), Err(NoEstimate::ChangedGradients));
+
+    let mut unseen = step();
+    unseen.phases.truncate(2);
+    let again = unseen.phases.clone().into_iter();
+    let again = again.map(|phase| Phase {
+        iteration: 1,
+        ..phase
+    });
+    unseen.phases.extend(again);
+    assert_eq!(estimate(&unseen), Err(NoEstimate::NoCompleteStep));
+
+    // Several backward passes, each with a forward pass.
     let mut twice = step();
     let first = [
         phase(PhaseKind::Forward, 0, 1),

@@ -71,9 +71,12 @@ fn what_fits_is_chosen() {
     assert_eq!(given.1, ["default", "blocks", "adamw"]);
     assert_eq!(given.2, whole.2);
 
-    let mut refused = home.train("refused", 1, "--fit 1KiB");
-    let said = said(&refused.output().unwrap());
-    assert!(said.contains("nothing fits into 1.0 KiB"), "{said}");
-    assert!(said.contains("--optimizer adamw-five-bytes"), "{said}");
-    assert!(!home.folder("refused").exists());
+    // Five bytes need lean operations.
+    for (operations, is_possible) in [("lean", true), ("default", false)] {
+        let options = format!("--fit 1KiB --operations {operations}");
+        let said = said(&home.train("refused", 1, &options).output().unwrap());
+        assert!(said.contains("nothing fits into 1.0 KiB"), "{said}");
+        assert_eq!(said.contains("adamw-five-bytes"), is_possible, "{said}");
+        assert!(!home.folder("refused").exists());
+    }
 }

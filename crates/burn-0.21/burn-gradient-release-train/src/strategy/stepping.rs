@@ -155,7 +155,7 @@ where
         drop(output.item);
         self.arm(GradientsParams::new());
         let learner = &mut self.learner;
-        // A pass that differs from the first panics in backward, before anything is stepped.
+        // A pass that differs from the first panics in backward, before that steps anything.
         let (output, _) = passes.second(learner.model(), || learner.train_step(again));
         self.learner.optimizer_step(output.grads);
         output.item

@@ -97,7 +97,7 @@ impl RandomLog {
         });
         assert!(
             is_same,
-            "gradient release: {}. No weight was changed",
+            "gradient release: {}. This backward has changed no weight",
             ReleaseError::NotRepeatable
         );
     }

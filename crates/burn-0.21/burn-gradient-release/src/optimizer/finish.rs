@@ -81,6 +81,8 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
         plan: &'a StepPlan<B>,
         grads: &'a G,
         params: Vec<ParamId>,
+        /// Measured here. A teacher that is not trained may have the id of its student.
+        measured: HashSet<ParamId>,
         error: Option<ReleaseError>,
     }
 
@@ -94,6 +96,7 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
             }
             if transform.is_measured(id) {
                 let is_second = self.session.is_some() && param.is_require_grad();
+                let is_second = is_second && !self.measured.contains(&id);
                 if is_second && self.grads.contains::<B::InnerBackend, D>(id) {
                     self.error = Some(ReleaseError::MeasuredTwice { param: id });
                 }
@@ -104,9 +107,11 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
                 return;
             };
             match self.plan.reduce::<D>(id, grad, Recipients::All) {
-                Ok(grad) => grad
-                    .into_iter()
-                    .for_each(|grad| transform.measure(id, grad)),
+                Ok(grad) => {
+                    self.measured.insert(id);
+                    let grad = grad.into_iter();
+                    grad.for_each(|grad| transform.measure(id, grad));
+                }
                 Err(error) => self.error = Some(error.into()),
             }
         }
@@ -117,6 +122,7 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
         plan,
         grads,
         params: Vec::new(),
+        measured: HashSet::new(),
         error: None,
     };
     model.visit(&mut remaining);

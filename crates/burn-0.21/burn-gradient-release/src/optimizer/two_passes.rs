@@ -38,7 +38,7 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     /// # Panics
     ///
     /// If it draws other random numbers than the first pass, or runs backward from another loss or
-    /// before it has drawn as many. All of it is noticed before anything is stepped.
+    /// before it has drawn as many. All of it is noticed before that backward steps anything.
     pub fn second<M: Module<B>, R>(&mut self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running.clone());
         mem::take(&mut self.log).replay(pass)

@@ -50,10 +50,16 @@ pub enum NoEstimate {
     NoCompleteStep,
     /// A training step has more than one backward pass.
     #[error(
-        "the training step has {0} backward passes, whose gradients add up: what gradient release \
+        "a training step has {0} backward passes or more, whose gradients add up: what gradient release \
          makes of accumulated gradients is not estimated"
     )]
     Accumulates(usize),
+    /// The gradients of the steps are made after the backward pass.
+    #[error(
+        "the optimizer steps with other gradients than backward has made, as with clipping: what \
+         gradient release makes of these is not estimated"
+    )]
+    ChangedGradients,
 }
 
 impl Estimate {
@@ -70,7 +76,7 @@ impl Estimate {
             backward,
             optimizer,
         } = Complete::last(snapshot)?;
-        let mut steps = steps(snapshot, &phases, backward);
+        let mut steps = steps(snapshot, &phases, &backward)?;
         let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
         let most = replay.peak(&steps);
         after_releases(snapshot, &mut steps);
@@ -91,8 +97,7 @@ struct Complete {
     iteration: usize,
     phases: Vec<Phase>,
     ticks: Range<usize>,
-    /// The first tick of the backward pass.
-    backward: usize,
+    backward: Range<usize>,
     /// The first tick of the optimizer phase.
     optimizer: usize,
 }
@@ -107,10 +112,12 @@ impl Complete {
         };
         let from = phases.iter().map(|phase| phase.from).min();
         let until = phases.iter().map(|phase| phase.until).max();
+        let backward = phases.iter().find(|it| it.kind == PhaseKind::Backward);
+        let backward = backward.expect("a complete step has one");
         Ok(Self {
             iteration,
             ticks: from.unwrap_or(0)..until.unwrap_or(0),
-            backward: begin(PhaseKind::Backward),
+            backward: backward.from..backward.until,
             optimizer: begin(PhaseKind::Optimizer),
             phases,
         })
@@ -153,14 +160,17 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
         return Err(NoEstimate::IsReleased);
     }
     let has = |phases: &[Phase], kind| phases.iter().any(|phase| phase.kind == kind);
-    // Micro-batches, each with a forward pass. The last one may have been cut off.
-    let unstepped =
-        iterations.values().rev().skip(1).filter(|phases| {
-            has(phases, PhaseKind::Backward) && !has(phases, PhaseKind::Optimizer)
-        });
-    let unstepped = unstepped.count();
-    if unstepped > 0 {
-        return Err(NoEstimate::Accumulates(unstepped + 1));
+    // Micro-batches, each with a forward pass: those in a row that end without a step.
+    let is_stepped = |phases: &Vec<Phase>| has(phases, PhaseKind::Optimizer);
+    if iterations.values().any(is_stepped) {
+        let trained = iterations.values();
+        let trained = trained.filter(|phases| has(phases, PhaseKind::Backward));
+        let trained: Vec<bool> = trained.map(is_stepped).collect();
+        let rows = trained.split(|is_stepped| *is_stepped).map(<[bool]>::len);
+        match rows.max() {
+            None | Some(0) => {}
+            Some(unstepped) => return Err(NoEstimate::Accumulates(unstepped + 1)),
+        }
     }
     let complete = iterations.into_iter().filter(|(_, phases)| {
         has(phases, PhaseKind::Forward)

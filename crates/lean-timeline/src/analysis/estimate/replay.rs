@@ -2,6 +2,7 @@
 
 use super::super::moment::{Moment, moments};
 use super::super::totals::Totals;
+use super::NoEstimate;
 use crate::snapshot::{Category, Phase, PhaseKind, Snapshot};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -31,8 +32,12 @@ pub(super) struct Change {
     end: i64,
 }
 
-/// The steps of the parameters whose gradients were complete after tick `since`, in that order.
-pub(super) fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<Step> {
+/// The steps of the parameters, in the order in which `backward` has completed their gradients.
+pub(super) fn steps(
+    snapshot: &Snapshot,
+    phases: &[Phase],
+    backward: &Range<usize>,
+) -> Result<Vec<Step>, NoEstimate> {
     let mut by_parameter: HashMap<usize, Step> = HashMap::new();
     for phase in phases {
         if let PhaseKind::Step(parameter) = phase.kind {
@@ -55,7 +60,7 @@ pub(super) fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<
         let is_held = holder.until >= step.ticks.end;
         match holder.category {
             Category::Gradients
-                if (since..step.ticks.start).contains(&holder.from)
+                if (backward.start..step.ticks.start).contains(&holder.from)
                     && step.ticks.start < holder.until =>
             {
                 step.gradient += holder.bytes;
@@ -76,7 +81,10 @@ pub(super) fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<
     let with_gradient = by_parameter.into_values().filter(|step| step.gradient > 0);
     let mut steps: Vec<Step> = with_gradient.collect();
     steps.sort_by_key(|step| (step.at, Reverse(step.ticks.start)));
-    steps
+    match steps.last() {
+        Some(last) if last.at >= backward.end => Err(NoEstimate::ChangedGradients),
+        _ => Ok(steps),
+    }
 }
 
 /// For each tick, whether memory was released and none was allocated.

@@ -39,7 +39,7 @@ impl StatesEstimate {
         bytes: impl Fn(&Parameter) -> u64,
     ) -> Result<Self, NoEstimate> {
         let step = Complete::last(snapshot)?;
-        let mut steps = steps(snapshot, &step.phases, step.backward);
+        let mut steps = steps(snapshot, &step.phases, &step.backward)?;
         let after: u64 = steps
             .iter()
             .map(|step| bytes(&snapshot.parameters[step.parameter]))
