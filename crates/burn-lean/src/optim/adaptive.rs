@@ -48,7 +48,7 @@ impl<R: AdaptiveRule> Optimizer for Adaptive<R> {
         grad: Tensor<D>,
         state: Option<AdaptiveState<D>>,
     ) -> (Tensor<D>, Option<AdaptiveState<D>>) {
-        if self.settings.is_only_asked(&tensor) {
+        if self.settings.is_only_asked(&tensor, true) {
             return (tensor, None);
         }
         let momentum = state.map(|state| state.momentum);

@@ -75,7 +75,7 @@ impl Optimizer for Lion {
         grad: Tensor<D>,
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
-        if self.settings.is_only_asked(&tensor) {
+        if self.settings.is_only_asked(&tensor, true) {
             return (tensor, None);
         }
         let rule = self.lion.rule(lr);

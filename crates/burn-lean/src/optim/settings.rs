@@ -67,12 +67,17 @@ impl Settings {
     /// # Panics
     ///
     /// If this is a step, and the moments are in a type that the device does not have.
-    pub(super) fn is_only_asked<const D: usize>(&self, weight: &Tensor<D>) -> bool {
+    pub(super) fn is_only_asked<const D: usize>(
+        &self,
+        weight: &Tensor<D>,
+        has_moments: bool,
+    ) -> bool {
         if self.dtype(weight.dtype()) != weight.dtype() {
             takes_f32_gradients();
         }
-        let lacks_bf16 =
-            self.moments == Moments::Bf16 && !weight.device().supports_dtype(DType::BF16);
+        let lacks_bf16 = has_moments
+            && self.moments == Moments::Bf16
+            && !weight.device().supports_dtype(DType::BF16);
         is_only_asked(match lacks_bf16 {
             true => Err(
                 "its moments are to be in bf16, and the device has no bf16 (WGSL and NdArray have \

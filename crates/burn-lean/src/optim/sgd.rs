@@ -92,7 +92,10 @@ impl Optimizer for Sgd {
         grad: Tensor<D>,
         state: Option<SgdState<D>>,
     ) -> (Tensor<D>, Option<SgdState<D>>) {
-        if self.settings.is_only_asked(&tensor) {
+        if self
+            .settings
+            .is_only_asked(&tensor, self.momentum.is_some())
+        {
             return (tensor, None);
         }
         let micro_batch = self.settings.micro_batch;

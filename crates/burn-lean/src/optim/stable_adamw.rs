@@ -117,7 +117,7 @@ impl Optimizer for StableAdamW {
         grad: Tensor<D>,
         state: Option<StableAdamWState<D>>,
     ) -> (Tensor<D>, Option<StableAdamWState<D>>) {
-        if self.settings.is_only_asked(&tensor) {
+        if self.settings.is_only_asked(&tensor, true) {
             return (tensor, None);
         }
         let time = state.as_ref().map_or(0, |state| state.time) + 1;

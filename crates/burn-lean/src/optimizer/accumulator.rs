@@ -71,11 +71,15 @@ impl Default for ReleaseAccumulator {
     }
 }
 
-/// The sums go with their accumulator, as those of Burn's, also where a model was armed with them.
+/// The sums go with their accumulator, as those of Burn's, also where a model was armed with them. A
+/// model with adapters may have been armed elsewhere since.
 impl Drop for ReleaseAccumulator {
     fn drop(&mut self) {
         for slot in self.session.slots().values() {
-            slot.take_sum();
+            let armed_in = slot.session();
+            if armed_in.is_some_and(|session| Arc::ptr_eq(&session, &self.session)) {
+                slot.take_sum();
+            }
         }
     }
 }

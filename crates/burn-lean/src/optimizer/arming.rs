@@ -10,7 +10,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::optim::GradientsParams;
 
 use super::one_param;
-use super::restoring::{abandon, mapper_of, restore_mappers, weight_for};
+use super::restoring::{abandon, abandon_others, mapper_of, restore_mappers, weight_for};
 use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::added;
 use crate::parameter::{Found, Released};
@@ -41,6 +41,7 @@ pub(super) fn arm<M: Module>(
         session.progress.reset();
         left = sums_of(&survey);
         if survey.has_adapters {
+            abandon_others(session, &survey);
             // A model with adapters keeps its reparameterizations from step to step.
             model = model.map(&mut ArmAgain {
                 session,

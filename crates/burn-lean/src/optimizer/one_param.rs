@@ -119,16 +119,21 @@ pub(super) fn ask<const D: usize>(
     })
 }
 
-/// The parameters that have optimizers which do not step every parameter: those of `optim`.
+/// The parameters that have optimizers which do not step every parameter: those of `optim`. Each
+/// comes with whether its device has bf16.
 ///
 /// Found by the states that a record without any is read into, as a step may have effects.
 #[cfg(feature = "optim")]
 pub(super) fn may_refuse<'a>(
     optim: &ModuleOptimizer,
-    params: impl Iterator<Item = &'a AnyParam>,
+    params: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {
     let mut record = Writer::new(Vec::new());
-    for param in params {
+    let mut without_bf16 = HashSet::new();
+    for (param, has_bf16) in params {
+        if !has_bf16 {
+            without_bf16.insert(param.id);
+        }
         let name = param.id.val().to_string();
         let rank = param.shape.num_dims();
         record = record
@@ -140,16 +145,21 @@ pub(super) fn may_refuse<'a>(
     let record = record.expect("a record of names is written to memory, and read");
     let answer = asked(|| drop(optim.clone().load_record(record)));
     let names = answer.states.iter();
-    // The name of a state, or of a moment in it, begins with the parameter.
-    let ids = names.filter_map(|name| name.split('.').next()?.parse().ok());
-    ids.map(|id: u64| ParamId::from(id)).collect()
+    // The name of a state is that of the parameter, and begins that of a moment in it. Moments may want
+    // bf16.
+    let states = names.filter_map(|name| match name.split_once('.') {
+        None => name.parse().ok().map(|id: u64| (ParamId::from(id), false)),
+        Some((name, _)) => name.parse().ok().map(|id: u64| (ParamId::from(id), true)),
+    });
+    let refusing = states.filter(|(id, is_moment)| !is_moment || without_bf16.contains(id));
+    refusing.map(|(id, _)| id).collect()
 }
 
 /// The parameters that have optimizers which do not step every parameter.
 #[cfg(not(feature = "optim"))]
 pub(super) fn may_refuse<'a>(
     _: &ModuleOptimizer,
-    _: impl Iterator<Item = &'a AnyParam>,
+    _: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {
     HashSet::new()
 }

@@ -1,7 +1,7 @@
 //! The end of an arming: weights move from slots back into the model.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::Tensor;
@@ -41,6 +41,19 @@ pub(super) fn abandon(session: &Session) {
         slot.abandon();
     }
     session.disarm();
+}
+
+/// Lets go of the parameters that are not of this model, which keep their weights.
+pub(super) fn abandon_others(session: &Session, survey: &Survey) {
+    let found = survey.found.values();
+    let found: HashSet<_> = found.map(|found| Arc::as_ptr(&found.slot)).collect();
+    session.slots().retain(|_, slot| {
+        let is_found = found.contains(&Arc::as_ptr(slot));
+        if !is_found {
+            slot.abandon();
+        }
+        is_found
+    });
 }
 
 struct Restore<'a> {

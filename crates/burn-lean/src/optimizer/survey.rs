@@ -251,10 +251,10 @@ impl Survey {
             let found = self.found.get(&surveyed.param.id);
             // Unless a weight was loaded since.
             found.is_some_and(|found| {
-                !found.is_copy
+                found.is_open()
                     && !found.is_armed
                     && surveyed.holds == Holds::Placeholder
-                    && found.slot.is_stepped()
+                    && (found.slot.is_stepped() || !found.slot.has_weight())
                     && !is_own(session, found)
             })
         };
@@ -306,7 +306,8 @@ impl Survey {
         if new.is_empty() {
             return Ok(());
         }
-        let params = new.iter().map(|surveyed| &surveyed.param);
+        let has_bf16 = |surveyed: &Surveyed| surveyed.device.supports_dtype(DType::BF16);
+        let params = new.iter().map(|it| (&it.param, has_bf16(it)));
         let refusing = may_refuse(optim, params);
         // With the settings and the groups of the optimizer, and none of its states.
         let mut stateless = optim.clone().load_record(OptimizerRecord::default());

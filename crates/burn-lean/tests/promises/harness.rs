@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdamW, AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, SgdConfig,
+    AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, SgdConfig,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::{FirstPass, Outcome, ReleaseOptimizer, StepReport, WithGradientRelease};
@@ -143,13 +143,13 @@ pub(crate) fn adamw() -> ModuleOptimizer {
 
 /// Calls `before` each time it steps a parameter.
 #[derive(Clone)]
-struct Watched<F> {
-    adamw: AdamW,
+struct Watched<O, F> {
+    optim: O,
     before: F,
 }
 
-impl<F: Fn() + Clone + Send + Sync + 'static> Optimizer for Watched<F> {
-    type State<const D: usize> = <AdamW as Optimizer>::State<D>;
+impl<O: Optimizer, F: Fn() + Clone + Send + Sync + 'static> Optimizer for Watched<O, F> {
+    type State<const D: usize> = O::State<D>;
 
     fn step<const D: usize>(
         &self,
@@ -159,18 +159,25 @@ impl<F: Fn() + Clone + Send + Sync + 'static> Optimizer for Watched<F> {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         (self.before)();
-        self.adamw.step(lr, tensor, grad, state)
+        self.optim.step(lr, tensor, grad, state)
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        AdamW::to_device(state, device)
+        O::to_device(state, device)
     }
 }
 
 /// AdamW that calls `before` each time it steps a parameter.
 pub(crate) fn watched_adamw(before: impl Fn() + Clone + Send + Sync + 'static) -> ModuleOptimizer {
-    let adamw = AdamWConfig::new().with_weight_decay(0.01).build();
-    self::adamw().with_group(ParamGroup::all(), Watched { adamw, before }, None)
+    watched(AdamWConfig::new().with_weight_decay(0.01).build(), before)
+}
+
+/// An optimizer that calls `before` each time it steps a parameter.
+pub(crate) fn watched(
+    optim: impl Optimizer + 'static,
+    before: impl Fn() + Clone + Send + Sync + 'static,
+) -> ModuleOptimizer {
+    adamw().with_group(ParamGroup::all(), Watched { optim, before }, None)
 }
 
 /// One step of plain Burn.

@@ -92,7 +92,8 @@ impl Attention {
                 "attention: a slope for each head"
             );
         }
-        let is_training = [&query, &key, &value]
+        // Where the weights are, of which it drops.
+        let is_training = [&query, &key]
             .into_iter()
             .chain(&self.bias)
             .any(Tensor::is_autodiff);

@@ -171,3 +171,28 @@ fn copies_of_an_earlier_arming() {
     assert_eq!(later.values(), plain.0.values());
     assert_goes_on(optim.disarm(model), &mut optim, plain);
 }
+
+/// The optimizer goes on with another model.
+#[test]
+fn by_a_model_that_is_gone() {
+    let (start, mut optim) = started();
+    let (other, _) = started();
+    drop(optim.arm(LR, other.0));
+    let model = optim.arm(LR, start.0.clone());
+    let model = optim.disarm(model);
+    assert_goes_on(model, &mut optim, start);
+}
+
+/// An earlier accumulator takes no sums of a later one with it.
+#[test]
+fn by_one_of_two_accumulators() {
+    let (start, mut optim) = started();
+    let (mut first, mut second) = (ReleaseAccumulator::new(), ReleaseAccumulator::new());
+    let model = micro_batch(start.0.clone(), &mut first, 1);
+    let model = micro_batch(model, &mut second, 2);
+    let model = optim.arm_accumulated(LR, model, second.grads());
+    drop(first);
+    let model = finish(model, &mut optim, 3);
+    let batches = [2, 3];
+    assert_goes_on(model, &mut optim, window(start, &batches));
+}
