@@ -80,7 +80,7 @@ fn what_cannot_be_recorded_is_an_error() {
     );
     short.arg("--data").arg(&images);
     let output = short.arg("--memory-timeline").arg(&file).output().unwrap();
-    assert!(said(&output).contains("error: nothing was recorded"));
+    assert!(said(&output).contains("nothing was recorded"));
     assert_eq!(output.status.code(), Some(1));
     assert!(home.folder("ended/results.json").exists());
 }
