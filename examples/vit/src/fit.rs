@@ -53,10 +53,11 @@ const SAVINGS: [Saving; 5] = [
 ];
 
 impl Saving {
-    fn is_possible(&self, way: &Settings, given: &[String]) -> bool {
+    /// `None` if an option does not go with it.
+    fn added_to(&self, way: &Settings, given: &[String]) -> Option<Settings> {
         let mut way = way.clone();
         (self.take)(&mut way);
-        way.check(given).is_ok()
+        way.check(given).is_ok().then_some(way)
     }
 }
 
@@ -95,23 +96,15 @@ pub fn choose(
             *settings = way;
             return Ok(());
         }
-        match savings.next() {
-            // One that an option does not go with is left out.
-            Some(saving) if !saving.is_possible(&way, given) => {}
-            Some(saving) => {
-                let Saving {
-                    option,
-                    value,
-                    cost,
-                    ..
-                } = saving;
-                note(&format!(
-                    "--fit: adding --{option} {value}, which costs {cost}"
-                ));
-                (saving.take)(&mut way);
-            }
-            None => bail!("nothing fits into {most}: take a smaller --batch-size"),
-        }
+        let next = savings.find_map(|saving| Some((saving, saving.added_to(&way, given)?)));
+        let Some((saving, with)) = next else {
+            bail!("nothing fits into {most}: take a smaller --batch-size");
+        };
+        note(&format!(
+            "--fit: adding --{} {}, which costs {}",
+            saving.option, saving.value, saving.cost
+        ));
+        way = with;
     }
 }
 

@@ -149,8 +149,8 @@ impl Attention {
         self
     }
 
-    /// Drops weights of attention with this probability, in training alone: if the query, the key, the
-    /// value or the bias is one with autodiff.
+    /// Drops weights of attention with this probability, in training alone: if the query, the key or the
+    /// bias is one with autodiff, as Burn does.
     ///
     /// # Panics
     ///
