@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use super::chunks::{as_rows, chunks, map_rows, row_chunks, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::wide::widened;
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
@@ -151,14 +152,16 @@ impl Mask {
         unpack(self.words.clone(), rows * width).reshape(self.dims)
     }
 
-    /// Zeroes the dropped elements, and scales the rest.
+    /// Zeroes the dropped elements, and scales the rest: in 32 bits at least, and rounded once.
     fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
+        let dtype = tensor.dtype();
+        let tensor = widened(tensor);
         #[cfg(feature = "flex")]
         if flex::has_slices(&tensor) {
-            return flex::drop(self.words.clone(), tensor, scale(self.prob));
+            return flex::drop(self.words.clone(), tensor, scale(self.prob)).cast(dtype);
         }
         let keep = self.keep().cast(tensor.dtype());
-        tensor * keep * scale(self.prob)
+        (tensor * keep * scale(self.prob)).cast(dtype)
     }
 }
 

@@ -82,7 +82,7 @@ pub(super) fn activated_linear<const D: usize>(
         let [rows, width] = input.dims();
         let (weight, bias) = (for_products(weight), bias.map(for_products));
         let mut hidden_of = |part: Range<usize>| {
-            let mut hidden = function.value(for_products(input.clone().slice([part])));
+            let mut hidden = function.value(widened(input.clone().slice([part])));
             if prob > 0.0 {
                 let keep = draw(hidden.dims(), prob, &hidden.device());
                 if kept.input.is_some() {
@@ -90,7 +90,7 @@ pub(super) fn activated_linear<const D: usize>(
                 }
                 hidden = dropped(hidden, keep, prob);
             }
-            hidden
+            hidden.cast(weight.dtype())
         };
         let parts: Vec<_> = chunks(rows, 4 * width, part_bytes(&input)).collect();
         let output = match (&parts[..], dtype == weight.dtype()) {

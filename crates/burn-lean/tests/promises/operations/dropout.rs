@@ -1,7 +1,7 @@
 //! Dropout. Each test runs in a process of its own, as it draws from the generator of a device.
 
 use burn::nn::DropoutConfig;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean::operations::{dropout, nn};
 
 use crate::harness::{alone, devices, flex, numbers};
@@ -25,6 +25,30 @@ fn the_mask_is_burns_and_the_same_in_backward() {
                 assert_eq!(ours.into_data(), plain.into_data());
                 let grad = |grads| x.grad(grads).unwrap().into_data();
                 assert_eq!(grad(&grads), grad(&plain_grads));
+            }
+        },
+    );
+}
+
+/// The factor of what is kept, 1 / 0.85, is no number of half precision: the product is rounded, and
+/// not the factor.
+#[test]
+fn half_precision_is_rounded_once() {
+    alone(
+        "operations::dropout::half_precision_is_rounded_once",
+        || {
+            for dtype in [DType::BF16, DType::F16] {
+                let number = |number: f32| Tensor::<2>::full([64, 64], number, (&flex(), dtype));
+                let x = number(1.0234375).require_grad();
+                let y = dropout(x.clone(), 0.15);
+                let loss = (y.clone() * number(1.0234375)).sum();
+                let grad = x.grad(&loss.backward()).unwrap();
+                let kept = number(1.0234375 / 0.85).inner();
+                for found in [y.inner(), grad] {
+                    let is_right = found.clone().equal(kept.clone());
+                    let is_right = is_right.bool_or(found.equal_scalar(0.0));
+                    assert!(is_right.all().into_scalar::<bool>(), "{dtype:?}");
+                }
             }
         },
     );
