@@ -228,13 +228,16 @@ impl MultiHeadAttention {
         }
     }
 
-    /// The weights of attention, as Burn's module returns them: `[batch, n_heads, time, key time]`.
+    /// The weights of attention before dropout: `[batch, n_heads, time, key time]`. Outside of
+    /// training, Burn's module returns the same.
     ///
     /// # Panics
     ///
     /// If the shapes of the input do not fit.
     pub fn weights(&self, input: MhaInput) -> Tensor<4> {
-        self.plain().forward(input.plain()).weights
+        let mut layer = self.plain();
+        layer.dropout.prob = 0.0;
+        layer.forward(input.plain()).weights
     }
 
     /// Applies the layer with a cache, for inference: Burn's own.

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn as plain;
 use burn::store::ModuleRecord;
-use burn::tensor::{Bool, DType, Device, Gradients, Tensor};
+use burn::tensor::{Bool, DType, Device, Distribution, Gradients, Tensor};
 use burn_lean::MixedPrecision;
 use burn_lean::operations::Attention;
 use burn_lean::operations::nn;
@@ -350,4 +350,27 @@ fn weights_and_caches_are_burns() {
     let lean_input = nn::transformer::TransformerEncoderInput::new(input);
     let found = lean.forward_autoregressive_inference(lean_input, &mut cache);
     assert_eq!(found.into_data(), expected.into_data());
+}
+
+/// To look at the weights in training changes nothing of what is trained.
+#[test]
+fn weights_are_those_before_dropout() {
+    let name = "operations::modules::weights_are_those_before_dropout";
+    alone(name, || {
+        let config = nn::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.5);
+        let layer = seeded(&flex(), |device| config.init(device));
+        let weights = |layer: &nn::attention::MultiHeadAttention, x| {
+            let weights = layer.weights(nn::attention::MhaInput::self_attn(x));
+            weights.inner()
+        };
+        let random = || Tensor::<1>::random([3], Distribution::Default, &flex()).into_data();
+        flex().seed(5);
+        let expected = random();
+        flex().seed(5);
+        let found = weights(&layer, input());
+        assert_eq!(random(), expected);
+        let difference = found - weights(&layer.valid(), input().inner());
+        let difference = difference.abs().max().into_scalar::<f32>();
+        assert!(difference < 1e-6, "{difference:e}");
+    });
 }
