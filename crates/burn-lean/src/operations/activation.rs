@@ -174,7 +174,8 @@ fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     (x.neg().exp() + 1.0).recip()
 }
 
-fn elementwise<const D: usize>(function: Function, tensor: Tensor<D>) -> Tensor<D> {
+/// The function as one operation, which keeps its input.
+pub(super) fn elementwise<const D: usize>(function: Function, tensor: Tensor<D>) -> Tensor<D> {
     apply(
         [Some(tensor.into_dispatch())],
         |mut operands: Operands<1>| {

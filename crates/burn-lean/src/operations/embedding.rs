@@ -1,6 +1,6 @@
 //! An embedding whose gradient adds up in f32.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use super::chunks::as_rows;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -18,10 +18,6 @@ use crate::wide::widened;
 /// - `indices`: `[batch, time]`
 /// - output: `[batch, time, d_model]`
 pub fn embedding(weight: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
-    if let DType::QFloat(_) = weight.dtype() {
-        // For inference alone.
-        return burn::tensor::module::embedding(weight, indices);
-    }
     let indices = indices.inner();
     apply(
         [Some(weight.into_dispatch())],

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
-use super::activation::Function;
+use super::activation::{Function, elementwise};
 use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
@@ -50,7 +50,7 @@ pub(super) fn activated_linear<const D: usize>(
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
     if let DType::QFloat(_) = weight.dtype() {
-        return linear(dropout(function.value(input), prob), weight, bias);
+        return linear(dropout(elementwise(function, input), prob), weight, bias);
     }
     let prob = match input.device().is_autodiff() {
         true => checked(prob),

@@ -35,7 +35,7 @@ pub fn linear<const D: usize>(
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
     if let DType::QFloat(_) = weight.dtype() {
-        // For inference alone.
+        // Backends multiply by it without a dense copy.
         return burn::tensor::module::linear(input, weight, bias);
     }
     let operands = [

@@ -83,8 +83,8 @@ impl<const N: usize> OperandGradients<'_, N> {
     }
 }
 
-/// Runs `forward` on the operands without autodiff, and puts its output on the tape, if one of them
-/// needs a gradient.
+/// Runs `forward` on the operands, dequantized and without autodiff, and puts its output on the
+/// tape, if one of them needs a gradient.
 ///
 /// # Panics
 ///
@@ -94,7 +94,7 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     operands: [Option<DispatchTensor>; N],
     forward: impl FnOnce(Operands<N>) -> (Tensor<D>, O),
 ) -> Tensor<D> {
-    assert_types::<N, O>(&operands);
+    let operands = floats::<N, O>(operands);
     let mut on_tape = operands
         .iter()
         .flatten()
@@ -114,7 +114,8 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     );
     assert!(
         node_of(first).is_some(),
-        "{}: burn-lean was compiled without this backend; switch its feature on",
+        "{}: burn-lean was compiled without this backend; switch its feature on, or, if it has none, \
+         use `burn::nn` (`LeanModule::plain`)",
         O::NAME
     );
     assert!(
@@ -171,17 +172,33 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     Tensor::from_dispatch(output)
 }
 
-/// Refuses at the call what would else be a gradient of another type than its operand.
-fn assert_types<const N: usize, O: Operation<N>>(operands: &[Option<DispatchTensor>; N]) {
-    let types = operands.iter().flatten().map(TensorMetadata::dtype);
-    let types: Vec<DType> = types.collect();
-    let alike = |dtype: &DType| match O::MIXES {
-        true => wide(*dtype),
-        false => *dtype,
+/// The operands as floats of types that the operation takes together. One that is quantized is a
+/// constant, as Burn's operations read it. What would be a gradient of another type than its operand
+/// is refused.
+fn floats<const N: usize, O: Operation<N>>(
+    operands: [Option<DispatchTensor>; N],
+) -> [Option<DispatchTensor>; N] {
+    let computed = |dtype: DType| match O::MIXES {
+        true => wide(dtype),
+        false => dtype,
     };
+    let types = operands.iter().flatten().map(TensorMetadata::dtype);
+    // What is quantized is of another kind.
+    let types: Vec<DType> = types.filter(DType::is_float).collect();
+    let mut pairs = types.windows(2);
     assert!(
-        types.iter().all(|dtype| alike(dtype) == alike(&types[0])),
+        pairs.all(|pair| computed(pair[0]) == computed(pair[1])),
         "{}: the operands are of the types {types:?}: cast them to one",
         O::NAME
     );
+    operands.map(|operand| {
+        let operand = operand?;
+        let DType::QFloat(_) = operand.dtype() else {
+            return Some(operand);
+        };
+        // Any rank will do.
+        let float = Tensor::<1>::from_dispatch(operand).dequantize();
+        let dtype = types.first().copied().map_or(float.dtype(), computed);
+        Some(float.cast(dtype).into_dispatch())
+    })
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use burn::nn::loss::{CrossEntropyLoss, Reduction};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use self::head::Head;
 use self::labels::Labels;
@@ -72,11 +72,11 @@ pub fn linear_cross_entropy(
 /// tokens, weights of classes and smoothed labels.
 ///
 /// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden` or half as
-/// large as `weight`, and are freed by the end of the forward pass: it computes the gradients as
-/// well, and keeps those of `hidden`, and of `weight` and `bias` if these need one. So no logits
-/// are made a second time. If nothing needs a gradient, it computes the loss alone. A quantized
-/// `weight` is dequantized, and gets no gradient. The idea is that of the fused loss of the paper
-/// [Liger Kernel: Efficient Triton Kernels for LLM Training](https://arxiv.org/abs/2410.10989).
+/// large as `weight`, but of 64 tokens at least, and are freed by the end of the forward pass: it
+/// computes the gradients as well, and keeps those of `hidden`, and of `weight` and `bias` if these
+/// need one. So no logits are made a second time. If nothing needs a gradient, it computes the loss
+/// alone. The idea is that of the fused loss of the paper [Liger Kernel: Efficient Triton Kernels for
+/// LLM Training](https://arxiv.org/abs/2410.10989).
 ///
 /// # Example
 ///
@@ -236,11 +236,6 @@ impl LinearCrossEntropy {
         targets: Tensor<1, Int>,
         forward: impl FnOnce(Fused, [bool; 3]) -> (Tensor<1>, O),
     ) -> Tensor<1> {
-        // One that is quantized has no gradient.
-        let weight = match weight.dtype() {
-            DType::QFloat(_) => weight.dequantize(),
-            _ => weight,
-        };
         let [tokens, width] = hidden.dims();
         let [d_model, classes] = weight.dims();
         assert_eq!(

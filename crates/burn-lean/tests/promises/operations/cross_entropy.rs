@@ -321,21 +321,24 @@ fn the_loss_of_no_tokens_is_burns_mean_of_nothing() {
 /// A frozen head, of which the hidden states still get their gradient.
 #[test]
 fn a_quantized_head_is_dequantized() {
-    let weight = numbers([32, 64], 2, &flex()).inner();
-    let weight = weight.quantize_dynamic(&QuantScheme::default());
+    let scheme = QuantScheme::default();
+    let weight = numbers([32, 64], 2, &flex())
+        .inner()
+        .quantize_dynamic(&scheme);
+    let bias = numbers([64], 3, &flex()).inner().quantize_dynamic(&scheme);
     let loss = CrossEntropyLossConfig::new().init(&flex());
-    let run = |weight: Tensor<2>| {
+    let run = |weight: Tensor<2>, bias: Tensor<1>| {
         let hidden = numbers([3, 32], 1, &flex()).require_grad();
         let targets = Tensor::<1, Int>::from_ints([1, 2, 0], &flex());
-        let value = linear_cross_entropy(&loss, hidden.clone(), weight, None, targets);
+        let value = linear_cross_entropy(&loss, hidden.clone(), weight, Some(bias), targets);
         let grad = hidden.grad(&value.clone().backward()).unwrap();
         (value.into_data(), grad.into_data())
     };
-    let expected = run(weight.clone().dequantize());
-    assert_eq!(run(weight.clone()), expected);
+    let expected = run(weight.clone().dequantize(), bias.clone().dequantize());
+    assert_eq!(run(weight.clone(), bias.clone()), expected);
     let hidden = numbers([3, 32], 1, &flex()).inner();
     let targets = Tensor::<1, Int>::from_ints([1, 2, 0], &flex()).inner();
-    let value = linear_cross_entropy(&loss, hidden, weight, None, targets);
+    let value = linear_cross_entropy(&loss, hidden, weight, Some(bias), targets);
     assert_eq!(value.into_data(), expected.0);
 }
 

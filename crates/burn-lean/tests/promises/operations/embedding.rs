@@ -41,14 +41,17 @@ fn it_is_that_of_burn_bit_for_bit() {
 
 #[test]
 fn quantized_weights_are_read_as_by_burn() {
-    let weight = numbers([32, 64], 1, &flex()).inner();
-    let weight = weight.quantize_dynamic(&QuantScheme::default());
-    let tokens = || ids([2, 3], 1, 32, &flex());
-    let expected = burn::tensor::module::embedding(weight.clone().dequantize(), tokens().inner());
-    assert_eq!(
-        embedding(weight, tokens()).into_data(),
-        expected.into_data()
-    );
+    let dense = numbers([32, 64], 1, &flex());
+    for dense in [dense.clone(), dense.inner()] {
+        let weight = dense.quantize_dynamic(&QuantScheme::default());
+        let tokens = || ids([2, 3], 1, 32, &flex());
+        let expected = weight.clone().dequantize().inner();
+        let expected = burn::tensor::module::embedding(expected, tokens().inner());
+        assert_eq!(
+            embedding(weight, tokens()).into_data(),
+            expected.into_data()
+        );
+    }
 }
 
 /// In half precision, a sum of ones gets no further than 256 (bf16) or 2048 (f16).

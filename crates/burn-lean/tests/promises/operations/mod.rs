@@ -13,6 +13,7 @@ mod linear;
 mod memory;
 mod modules;
 mod norms;
+mod quantized;
 mod rotary;
 mod tape;
 mod threads;

@@ -12,7 +12,10 @@ use burn_lean::operations::nn::LeanModule;
 use crate::harness::{alone, bits, flex, ids, numbers, seeded};
 
 /// The path, the id and the gradient of each parameter; without a loss no gradients.
-fn params<M: Module>(model: &M, loss: Option<Tensor<1>>) -> Vec<(String, ParamId, Vec<f32>)> {
+pub(super) fn params<M: Module>(
+    model: &M,
+    loss: Option<Tensor<1>>,
+) -> Vec<(String, ParamId, Vec<f32>)> {
     struct Visitor {
         grads: Option<Gradients>,
         path: Vec<String>,
