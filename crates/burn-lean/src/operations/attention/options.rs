@@ -6,13 +6,13 @@ use crate::operations::dropout::checked;
 
 /// Attention with options.
 ///
-/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB or of
-/// 32 rows, in the forward pass and again in the backward pass. For that it keeps the query, the key and the
-/// value, and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2:
-/// Faster Attention with Better Parallelism and Work
-/// Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has whole rows here, no statistic of
-/// them is kept. Gradients are written over the query, the key and the value if nothing else holds
-/// these.
+/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB
+/// (16 MiB on a GPU) or of 32 rows, in the forward pass and again in the backward pass. Up to four
+/// tensors of that size exist at once. For that it keeps the query, the key and the value, and of
+/// dropout a bit for each score. The idea is that of the paper [FlashAttention-2: Faster Attention
+/// with Better Parallelism and Work Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has
+/// whole rows here, no statistic of them is kept. Gradients are written over the query, the key and
+/// the value if nothing else holds these.
 ///
 /// Key and value may have fewer heads than the query, which are then shared by groups of its heads,
 /// as in the paper [GQA](https://arxiv.org/abs/2305.13245).
