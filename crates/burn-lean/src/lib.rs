@@ -7,13 +7,15 @@
 //! again. It also works without gradient release.
 //!
 //! Start with [`ReleaseOptimizer`]. [`ReleaseAccumulator`] is for micro-batches. [`NormClipping`] and
-//! [`LossScaler`] change gradients before their step. [`StepReport`] says what a step did, and
-//! [`ReleaseError`] why a call was refused.
+//! [`LossScaler`] change gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16.
+//! [`StepReport`] says what a step did, and [`ReleaseError`] why a call was refused.
 //!
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
 //! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
 //! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
-//! `timeline`, a recording of where the memory goes.
+//! `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
+//! names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; `cube`, for
+//! other devices of CubeCL.
 
 // But in `operations::flex::product`.
 #![deny(unsafe_code)]

@@ -84,6 +84,26 @@ fn links_lead_somewhere() {
     assert!(checked > 100, "only {checked} links were found");
 }
 
+/// The second line of a table, `|---|`, makes it one: other lines that begin with `|` are shown as text.
+#[test]
+fn tables_are_shown() {
+    let root = root();
+    let mut found = Vec::new();
+    pages(root, &mut found);
+    let mut tables = 0;
+    for page in found {
+        let text = fs::read_to_string(&page).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        for table in lines.split(|line| !line.starts_with('|')) {
+            let Some(head) = table.first() else { continue };
+            tables += 1;
+            let rules = table.get(1).is_some_and(|line| line.starts_with("|---"));
+            assert!(rules, "{}: no table begins with {head}", page.display());
+        }
+    }
+    assert!(tables > 40, "only {tables} tables were found");
+}
+
 /// Each page of `docs` with code for Burn 0.22 is named where `burn-lean` compiles them, and no
 /// code has lines that only rustdoc hides.
 #[test]

@@ -1,7 +1,7 @@
 //! The gradient of a `Linear`'s weight as one matrix product.
 //!
 //! Burn 0.21 computes it for each element of the batch and adds up, with a temporary of `batch`
-//! times the weight. [`FlatLinear`] flattens batch and time first, as Burn 0.22 does.
+//! times the weight. [`FlatLinear`] flattens batch and time first.
 #![forbid(unsafe_code)]
 
 mod ops;

@@ -41,3 +41,7 @@ pub use optim::*;
 
 #[cfg(feature = "ndarray")]
 impl LeanBackend for burn::backend::NdArray {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
