@@ -218,7 +218,7 @@ fn a_loss_over_chunks_of_tokens() {
 /// than two thirds of its bytes.
 #[test]
 fn scopes_of_steps() {
-    alone("layers::scopes_of_steps", || {
+    alone(|| {
         const BATCH: usize = 64;
         const TIME: usize = 100;
         const WIDTH: usize = 32;

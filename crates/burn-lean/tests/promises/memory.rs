@@ -159,19 +159,17 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
 
 #[test]
 fn deep_with_momentum() {
-    alone("memory::deep_with_momentum", || {
-        assert_floor(momentum, 1, 1)
-    });
+    alone(|| assert_floor(momentum, 1, 1));
 }
 
 #[test]
 fn deep_with_adamw() {
-    alone("memory::deep_with_adamw", || assert_floor(adamw, 2, 8));
+    alone(|| assert_floor(adamw, 2, 8));
 }
 
 #[test]
 fn weights_are_written_in_place() {
-    alone("memory::weights_are_written_in_place", || {
+    alone(|| {
         let mut model = seeded(&flex(), deep);
         let mut optim = adamw().with_gradient_release();
         for step in 0..3 {
@@ -195,7 +193,7 @@ fn weights_are_written_in_place() {
 /// `Small` does not.
 #[test]
 fn first_passes() {
-    alone("memory::first_passes", || {
+    alone(|| {
         let peak = |first_pass| {
             let model = seeded(&flex(), deep);
             let mut optim = SgdConfig::new()
@@ -218,7 +216,7 @@ fn first_passes() {
 
 #[test]
 fn scopes_keep_their_inputs_alone() {
-    alone("memory::scopes_keep_their_inputs_alone", || {
+    alone(|| {
         const BATCH: usize = 256;
         let keep = |model: &[Block], step| forward(model, BATCH, step);
         let (expected, kept) = train(adamw(), 2, keep);
@@ -246,7 +244,7 @@ fn scopes_keep_their_inputs_alone() {
 /// A window of micro-batches holds one set of sums, and one gradient.
 #[test]
 fn accumulation_holds_one_set_of_gradients() {
-    alone("memory::accumulation_holds_one_set_of_gradients", || {
+    alone(|| {
         let mut model = seeded(&flex(), deep);
         let (params, largest) = size(&model);
         let mut optim = adamw().with_gradient_release();
@@ -311,7 +309,7 @@ fn small_loss(layers: &[Linear], step: usize, again: bool) -> Tensor<1> {
 
 #[test]
 fn nothing_grows_over_steps() {
-    alone("memory::nothing_grows_over_steps", || {
+    alone(|| {
         let mut optim = adamw().with_gradient_release();
         let mut model = seeded(&flex(), small);
         assert_no_growth(|step| {
@@ -326,30 +324,27 @@ fn nothing_grows_over_steps() {
 /// Burn frees a graph that nobody holds at the next backward pass.
 #[test]
 fn nothing_grows_over_abandoned_forward_passes() {
-    alone(
-        "memory::nothing_grows_over_abandoned_forward_passes",
-        || {
-            let mut optim = adamw().with_gradient_release();
-            let mut model = seeded(&flex(), small);
-            assert_no_growth(|step| {
-                let mut taken = optim.arm(LR, std::mem::take(&mut model));
-                for again in [false, true] {
-                    drop(small_loss(&taken, step, again));
-                }
-                taken = match step % 3 {
-                    0 => optim.disarm(taken),
-                    _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
-                };
-                model = taken;
-            });
-        },
-    );
+    alone(|| {
+        let mut optim = adamw().with_gradient_release();
+        let mut model = seeded(&flex(), small);
+        assert_no_growth(|step| {
+            let mut taken = optim.arm(LR, std::mem::take(&mut model));
+            for again in [false, true] {
+                drop(small_loss(&taken, step, again));
+            }
+            taken = match step % 3 {
+                0 => optim.disarm(taken),
+                _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
+            };
+            model = taken;
+        });
+    });
 }
 
 /// An average of weights, whose passes see no backward.
 #[test]
 fn nothing_grows_over_passes_of_new_leaves() {
-    alone("memory::nothing_grows_over_passes_of_new_leaves", || {
+    alone(|| {
         let mut average = seeded(&flex(), small);
         let mut model = seeded(&flex(), small);
         let mut optim = adamw();
@@ -366,7 +361,7 @@ fn nothing_grows_over_passes_of_new_leaves() {
 /// As many blocks are kept as fit, no more bytes than asked for are, and the weights are the same.
 #[test]
 fn a_budget_keeps_what_fits() {
-    alone("memory::a_budget_keeps_what_fits", || {
+    alone(|| {
         const BATCH: usize = 256;
         let train = |budget: Option<&Budget>| {
             let mut model = seeded(&flex(), deep);
@@ -420,7 +415,7 @@ fn a_budget_keeps_what_fits() {
 /// Adding gradient release, and the first arming, copies the states of one parameter at most.
 #[test]
 fn states_are_not_copied() {
-    alone("memory::states_are_not_copied", || {
+    alone(|| {
         let (mut model, mut optim) = (seeded(&flex(), deep), adamw());
         model = plain_step(model, &mut optim, |model| forward(model, 1, 0));
         let (all, largest) = size(&model);

@@ -105,8 +105,7 @@ fn takes_the_memory_of_one_gradient_more() {
         }
         last
     };
-    let test = "clipping::one_pass::takes_the_memory_of_one_gradient_more";
-    alone(test, || {
+    alone(|| {
         let sgd = || SgdConfig::new().init().with_gradient_release();
         let adaptive = NormClipping::Adaptive(AdaptiveClippingConfig::new());
         let auto = NormClipping::AutoClip(AutoClipConfig::new());

@@ -170,8 +170,7 @@ fn a_record_with_other_ids() {
 /// tests arm models at the same time.
 #[test]
 fn copies_without_weights_are_refused_when_nothing_is_armed() {
-    let test = "copies::changes::copies_without_weights_are_refused_when_nothing_is_armed";
-    alone(test, || {
+    alone(|| {
         let (model, mut optim, _) = started();
         let model = optim.arm(LR, model);
         let mut built_again = model.clone();

@@ -113,8 +113,7 @@ fn train_two() -> usize {
 
 #[test]
 fn models_and_heads_in_turns_keep_no_gradients() {
-    let test = "data_parallel::memory::models_and_heads_in_turns_keep_no_gradients";
-    alone(test, || {
+    alone(|| {
         let peak = train_two();
         println!("peak {peak}, weights {WEIGHTS}");
         // Two models, and of each replica a gradient on its way, its mean and the step, and what the other
@@ -157,8 +156,7 @@ fn save(is_gathered: bool) -> usize {
 
 #[test]
 fn states_are_saved_in_the_memory_of_one_parameter() {
-    let test = "data_parallel::memory::states_are_saved_in_the_memory_of_one_parameter";
-    alone(test, || {
+    alone(|| {
         let (gathered, saved) = (save(true), save(false));
         let states = 2 * DEEP * WEIGHT;
         println!("gathered {gathered}, saved {saved}, states {states}");
@@ -173,8 +171,7 @@ fn states_are_saved_in_the_memory_of_one_parameter() {
 
 #[test]
 fn a_gradient_on_its_way_and_a_share_of_the_states() {
-    let test = "data_parallel::memory::a_gradient_on_its_way_and_a_share_of_the_states";
-    alone(test, || {
+    alone(|| {
         let (alone, alone_after, _) = train(false, false);
         let (together, together_after, weights) = train(false, true);
         let (apart, apart_after, apart_weights) = train(true, true);

@@ -395,7 +395,7 @@ fn two_losses_with_a_part_of_the_model_each() {
 /// Masks are drawn from the generator of the device, in the same order as without gradient release.
 #[test]
 fn dropout() {
-    alone("equality::dropout", || {
+    alone(|| {
         for device in devices() {
             let make = || seeded(&device, |device| Former::new(0.3, true, device));
             both_ways(BOTH, &[FirstPass::Auto], STEPS, make, |model, step| {

@@ -376,7 +376,7 @@ fn sums_over_chunks_and_one_division_are_the_mean_over_tokens() {
 /// A head of 8,000 classes for 1,500 tokens: the logits would be 48 MB.
 #[test]
 fn the_logits_never_exist() {
-    alone("operations::cross_entropy::the_logits_never_exist", || {
+    alone(|| {
         const TOKENS: usize = 1500;
         const WIDTH: usize = 64;
         const CLASSES: usize = 8000;

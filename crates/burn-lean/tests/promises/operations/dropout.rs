@@ -8,31 +8,28 @@ use crate::harness::{alone, devices, flex, numbers};
 
 #[test]
 fn the_mask_is_burns_and_the_same_in_backward() {
-    alone(
-        "operations::dropout::the_mask_is_burns_and_the_same_in_backward",
-        || {
-            // Several chunks, and no multiple of the 24 bits of a number.
-            for dims in [[3, 5], [1, 24], [0, 4], [700, 1031]] {
-                let device = flex();
-                let x = numbers(dims, 1, &device).require_grad();
-                let weights = numbers(dims, 2, &device);
-                device.seed(7);
-                let plain = DropoutConfig::new(0.3).init().forward(x.clone());
-                let plain_grads = (plain.clone() * weights.clone()).sum().backward();
-                device.seed(7);
-                let ours = dropout(x.clone(), 0.3);
-                let grads = (ours.clone() * weights).sum().backward();
-                assert_eq!(ours.into_data(), plain.into_data());
-                let grad = |grads| x.grad(grads).unwrap().into_data();
-                assert_eq!(grad(&grads), grad(&plain_grads));
-            }
-        },
-    );
+    alone(|| {
+        // Several chunks, and no multiple of the 24 bits of a number.
+        for dims in [[3, 5], [1, 24], [0, 4], [700, 1031]] {
+            let device = flex();
+            let x = numbers(dims, 1, &device).require_grad();
+            let weights = numbers(dims, 2, &device);
+            device.seed(7);
+            let plain = DropoutConfig::new(0.3).init().forward(x.clone());
+            let plain_grads = (plain.clone() * weights.clone()).sum().backward();
+            device.seed(7);
+            let ours = dropout(x.clone(), 0.3);
+            let grads = (ours.clone() * weights).sum().backward();
+            assert_eq!(ours.into_data(), plain.into_data());
+            let grad = |grads| x.grad(grads).unwrap().into_data();
+            assert_eq!(grad(&grads), grad(&plain_grads));
+        }
+    });
 }
 
 #[test]
 fn so_many_are_dropped() {
-    alone("operations::dropout::so_many_are_dropped", || {
+    alone(|| {
         for device in devices() {
             device.seed(3);
             let ones = Tensor::<2>::ones([300, 301], &device);

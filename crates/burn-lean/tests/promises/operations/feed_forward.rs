@@ -156,7 +156,7 @@ fn what_is_frozen_has_no_gradient_and_changes_none() {
 
 #[test]
 fn it_drops_what_burns_does() {
-    alone("operations::feed_forward::it_drops_what_burns_does", || {
+    alone(|| {
         let Sizes(dims, hidden) = SIZES[3];
         let config = PositionWiseFeedForwardConfig::new(dims[2], hidden).with_dropout(0.3);
         let device = flex();

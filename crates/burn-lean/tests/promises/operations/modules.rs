@@ -314,8 +314,7 @@ fn caches_of_models_in_half_precision() {
 /// With the same seed, all that is dropped is the same.
 #[test]
 fn an_encoder_drops_what_burns_does() {
-    let name = "operations::modules::an_encoder_drops_what_burns_does";
-    alone(name, || {
+    alone(|| {
         let device = flex();
         let config = plain::transformer::TransformerEncoderConfig::new(8, 16, 2, 2);
         let encoder = seeded(&device, |device| config.with_dropout(0.3).init(device));

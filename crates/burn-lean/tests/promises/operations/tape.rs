@@ -178,8 +178,7 @@ impl Transformer {
 #[test]
 fn a_transformer_trains_the_same_released_and_recomputed() {
     const STEPS: usize = 4;
-    let name = "operations::tape::a_transformer_trains_the_same_released_and_recomputed";
-    alone(name, || {
+    alone(|| {
         let model = || seeded(&flex(), Transformer::new);
         // Scopes draw in another order, so each is compared with itself.
         for recomputes in [false, true] {
@@ -198,8 +197,7 @@ fn a_transformer_trains_the_same_released_and_recomputed() {
 /// As finite differences see it, with a scope that drops again what it has dropped.
 #[test]
 fn a_recomputed_scope_drops_the_same_again() {
-    let name = "operations::tape::a_recomputed_scope_drops_the_same_again";
-    alone(name, || {
+    alone(|| {
         let device = flex();
         let layer = seeded(&device, |device| {
             let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);

@@ -145,7 +145,7 @@ fn a_set_of_gradients_is_saved() {
         ("momentum", momentum, None, 2.4, 0.8),
         ("AdamW in windows", adamw, Some(3), 4.25, 0.6),
     ];
-    alone("train::peak::a_set_of_gradients_is_saved", || {
+    alone(|| {
         for (what, optim, window, most, saved) in rows {
             let (expected, stock) = train(optim, false, window);
             let (found, released) = train(optim, true, window);

@@ -182,8 +182,7 @@ fn equals_plain_burn_clipped_by_hand() {
 /// Burn draws the same.
 #[test]
 fn running_statistics_are_those_of_one_pass() {
-    let test = "clipping::global_norm::running_statistics_are_those_of_one_pass";
-    alone(test, || {
+    alone(|| {
         for device in devices() {
             let loss = |model: &Noisy, step| {
                 device.seed(step as u64);
@@ -198,7 +197,7 @@ fn running_statistics_are_those_of_one_pass() {
 /// after goes on. Alone: the random numbers of a backend are the process's.
 #[test]
 fn both_passes_draw_the_same() {
-    alone("clipping::global_norm::both_passes_draw_the_same", || {
+    alone(|| {
         for device in devices() {
             draws_the_same(&device, Noisy::loss);
             draws_the_same(&device, Noisy::loss_in_scopes);
@@ -237,8 +236,7 @@ fn draws_the_same(device: &Device, loss: impl Fn(&Noisy, usize, &Device) -> Tens
 /// Alone: the random numbers of a backend are the process's.
 #[test]
 fn passes_by_hand_are_those_of_two_passes() {
-    let test = "clipping::global_norm::passes_by_hand_are_those_of_two_passes";
-    alone(test, || {
+    alone(|| {
         let device = flex();
         let run = |by_hand: bool| {
             device.seed(9);
