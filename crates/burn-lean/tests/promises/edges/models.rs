@@ -136,23 +136,6 @@ fn a_frozen_copy_with_the_same_id_is_refused() {
     }
 }
 
-/// A state that is used three times at each time: by the next one, by a gate, and by the output.
-#[test]
-fn activations_with_several_consumers_over_time() {
-    let report = same(Two::new, |model, step| {
-        let mut hidden = numbers([3, 4], step, &flex());
-        let mut outputs = Vec::new();
-        for _ in 0..4 {
-            let gate = activation::sigmoid(hidden.clone().matmul(model.b.val()));
-            let next = activation::tanh(hidden.clone().matmul(model.a.val()));
-            outputs.push(hidden.clone().matmul(model.b.val().transpose()));
-            hidden = hidden * gate.clone() + next * (gate.neg() + 1.0);
-        }
-        Tensor::stack::<3>(outputs, 0).square().mean() + hidden.mean()
-    });
-    assert_eq!(report.count(Outcome::Released), 2);
-}
-
 #[test]
 fn parameters_used_through_views_only() {
     let make = || {
