@@ -201,23 +201,6 @@ fn a_step_that_is_not_armed_gets_its_gradient_after_uses_that_led_nowhere() {
     }
 }
 
-/// A branch that is dead in some steps only.
-#[test]
-fn a_branch_that_comes_and_goes() {
-    same(small, |model, step| {
-        let x = numbers::<2>([3, 4], step, &flex()).matmul(model.tied.val());
-        let inner = model.first.forward(x.clone());
-        let loss = x.square().mean();
-        match step % 2 {
-            0 => loss,
-            _ => {
-                let branch = model.second.forward(activation::gelu(inner));
-                loss + branch.square().mean()
-            }
-        }
-    });
-}
-
 /// Passes of other lengths: what was learned of one tape is applied to another.
 #[test]
 fn another_depth_in_each_step() {
