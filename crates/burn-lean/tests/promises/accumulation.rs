@@ -489,7 +489,12 @@ fn sums_are_not_lost_by_a_refusal() {
     let model = other.arm(LR, model);
     let mut optim = adamw().with_gradient_release();
     let refused = optim.try_arm_accumulated(LR, model, sums).unwrap_err();
-    assert_error!(refused.error(), ArmedElsewhere);
+    assert_error!(
+        refused.error(),
+        ArmedElsewhere,
+        "`disarm` the other step first"
+    );
+    assert!(!optim.is_armed());
     let (model, sums) = refused.into_given();
     assert_eq!(bits_of(&sums, &model), before);
     assert_goes_on(other.disarm(model), sums);
