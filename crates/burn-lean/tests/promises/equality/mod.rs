@@ -219,23 +219,6 @@ fn frozen_dead_and_unused_parts() {
     assert_equal(Parts::new, Parts::loss);
 }
 
-#[test]
-fn only_what_the_loss_depends_on_is_stepped() {
-    let device = flex();
-    let model = seeded(&device, Parts::new);
-    let before = bits(&model);
-    let mut optim = adamw().with_gradient_release();
-    let model = release_step(model, &mut optim, |model| model.loss(0, &device));
-    for (before, after) in before.iter().zip(&bits(&model)) {
-        let is_stepped = after.0.starts_with("used") || after.0.starts_with("last");
-        assert_eq!(before != after, is_stepped, "{}", after.0);
-    }
-    let report = optim.last_step().unwrap();
-    assert_eq!(report.count(Outcome::ReleasedLate), 4);
-    assert_eq!(report.count(Outcome::Unused), 4);
-    assert_eq!(report.outcomes().count(), 8);
-}
-
 /// AdamW, clipped by norm; the norms with momentum; the head with SGD, clipped by value.
 fn groups() -> ModuleOptimizer {
     let clip = |clipping: GradientClippingConfig| Some(clipping.init());
