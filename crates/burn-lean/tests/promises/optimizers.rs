@@ -160,7 +160,9 @@ const OPTIMIZERS: &[Named] = &[
         let nesterov = SgdConfig::new().with_momentum(heavy_ball(true)).build();
         let clipping = by_norm(0.02).map(|clipping| clipping.init());
         let group = ParamGroup::from_predicate;
-        adamw()
+        let clipped = AdamWConfig::new().with_grad_clipping(by_value(0.02));
+        clipped
+            .init()
             .with_group(group("norm"), LionConfig::new().build(), None)
             .with_group(
                 ParamGroup::from_path("head.weight"),

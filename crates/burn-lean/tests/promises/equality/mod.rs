@@ -6,8 +6,7 @@ mod fan_out;
 use std::slice::from_ref;
 use std::sync::Barrier;
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, Param, ParamGroup};
+use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -15,8 +14,7 @@ use burn::nn::transformer::{
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::optim::{GradientsParams, OptimizerRecord};
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Tensor};
 use burn_lean::{FirstPass, Outcome, WithGradientRelease};
@@ -84,7 +82,6 @@ fn mlp_with_residuals() {
     assert_equal(residual, residual_loss);
 }
 
-/// Fields have names, by which `groups` finds them.
 #[derive(Module, Debug)]
 struct Former {
     embedding: Embedding,
@@ -217,35 +214,6 @@ impl Parts {
 #[test]
 fn frozen_dead_and_unused_parts() {
     assert_equal(Parts::new, Parts::loss);
-}
-
-/// AdamW, clipped by norm; the norms with momentum; the head with SGD, clipped by value.
-fn groups() -> ModuleOptimizer {
-    let clip = |clipping: GradientClippingConfig| Some(clipping.init());
-    AdamWConfig::new()
-        .with_grad_clipping(Some(GradientClippingConfig::Norm(0.05)))
-        .init()
-        .with_group(
-            ParamGroup::from_predicate("norm"),
-            SgdConfig::new()
-                .with_momentum(Some(MomentumConfig::new()))
-                .build(),
-            clip(GradientClippingConfig::Norm(0.1)),
-        )
-        .with_group(
-            ParamGroup::from_path("head.weight"),
-            SgdConfig::new().build(),
-            clip(GradientClippingConfig::Value(0.01)),
-        )
-}
-
-#[test]
-fn groups_with_clipping() {
-    for device in devices() {
-        let make = |device: &Device| Former::new(0.0, true, device);
-        let optims: &[Named] = &[("groups", groups)];
-        assert_equal_on(&device, optims, FIRST_PASSES, make, Former::loss);
-    }
 }
 
 /// A generator and a critic in one loss, each with an optimizer and a rate of its own.
