@@ -357,18 +357,3 @@ fn the_optimizer_is_taken_out_and_put_back_in_mid_run() {
         }
     }
 }
-
-/// Without arming, it is Burn's optimizer.
-#[test]
-fn unarmed_steps_are_plain_ones() {
-    let (_, expected) = plain_run(Net::new(), &mut adamw(), 0..STEPS, Net::loss);
-    let (mut model, mut optim) = (Net::new(), adamw().with_gradient_release());
-    for (step, expected) in expected.iter().enumerate() {
-        if step % 3 == 0 {
-            model = optim.arm(LR, model);
-        }
-        let grads = GradientsParams::from_grads(model.loss(step).backward(), &model);
-        model = optim.step(LR, model, grads);
-        assert_bits(&bits(&model), expected, &format!("after step {step}"));
-    }
-}
