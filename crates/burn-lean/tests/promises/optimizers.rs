@@ -341,19 +341,3 @@ fn records_are_those_of_plain_burn() {
         assert_eq!(records.len(), 1, "{name}: {records:?}");
     }
 }
-
-#[test]
-fn the_optimizer_is_taken_out_and_put_back_in_mid_run() {
-    for (name, optim) in OPTIMIZERS {
-        let all = plain_run(Net::new(), &mut optim(), 0..STEPS, Net::loss).1;
-        let (mut model, mut plain) = (Net::new(), optim());
-        for start in (0..STEPS).step_by(4) {
-            let mut either = Either::new(plain, start % 8 == 4);
-            model = either.train(model, start..start + 4, &all, name);
-            plain = match either {
-                Either::Plain(optim) => optim,
-                Either::Release(optim) => optim.into_optimizer(),
-            };
-        }
-    }
-}

@@ -1,6 +1,6 @@
 //! Models that use their parameters in unusual ways, and several models at once.
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Tensor, activation};
