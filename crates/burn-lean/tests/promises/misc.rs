@@ -314,14 +314,8 @@ fn parameters_that_are_not_initialized() {
         let x = numbers::<2>([3, 4], step, &flex());
         model.forward(x).square().mean()
     };
-    let (mut plain, mut model) = (make(), make());
-    let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
-    assert!(!model.weight.is_initialized());
-    for step in 0..3 {
-        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
-        model = release_step(model, &mut optim, |model| loss(model, step));
-        assert_eq!(bits(&model), bits(&plain), "after step {step}");
-    }
+    assert!(!make().weight.is_initialized());
+    both_ways(&OPTIMS[..1], &[FirstPass::Auto], 3, make, loss);
 }
 
 /// A clone of a model that shares its initialization: the weights are drawn once.
