@@ -5,27 +5,20 @@ use crate::harness::alone;
 use crate::small::assert_error;
 
 /// The average of the weights, as it is kept beside a model.
-struct Average(std::vec::IntoIter<Vec<f32>>);
+struct Average(std::vec::IntoIter<(String, Vec<u32>)>);
 
 impl Average {
     fn update(average: Small, model: &Small) -> Small {
-        struct Read(Vec<Vec<f32>>);
-        impl ModuleVisitor for Read {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.push(param.val().into_data().iter::<f32>().collect());
-            }
-        }
-        let mut read = Read(Vec::new());
-        model.visit(&mut read);
-        average.map(&mut Self(read.0.into_iter()))
+        average.map(&mut Self(bits(model).into_iter()))
     }
 }
 
 impl ModuleMapper for Average {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let new = self.0.next().expect("the models are alike");
+        let (_, new) = self.0.next().expect("the models are alike");
         param.map(|old| {
-            let new = TensorData::new(new, old.dims());
+            let new = new.into_iter().map(f32::from_bits).collect();
+            let new = TensorData::new::<f32, _>(new, old.dims());
             let new = Tensor::<D>::from_data(new, &old.device()).inner();
             (old.inner().mul_scalar(0.9) + new.mul_scalar(0.1)).autodiff()
         })
