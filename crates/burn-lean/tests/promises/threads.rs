@@ -260,18 +260,3 @@ fn a_node_that_panics_first() {
         assert_goes_on(model, &mut optim, plain(&[0, 1]));
     }
 }
-
-/// Inside of a scope, too.
-#[test]
-fn a_panic_in_forward() {
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let x = numbers::<2>([3, 4], 1, &flex());
-    let panics = |layer: &Linear, x: Tensor<2>| -> Tensor<2> {
-        let _ = layer.forward(x);
-        panic!("in forward")
-    };
-    assert_panics(|| checkpoint(&model.first, x, panics), "in forward");
-    let model = finish(model, &mut optim, 1);
-    assert_goes_on(model, &mut optim, plain(&[0, 1]));
-}
