@@ -294,7 +294,9 @@ fn records_are_those_of_plain_burn() {
         };
         let (model, mut after) = resumed(of_release.clone(), release.to_record());
         let (_, found) = plain_run(model, &mut after, HALF..STEPS, Net::loss);
-        assert_eq!(found, expected, "{name}, released and then plain");
+        for (found, expected) in found.iter().zip(expected) {
+            assert_bits(found, expected, name);
+        }
         for (model, record) in [(of_plain, one), (of_release, other)] {
             let (model, after) = resumed(model, record);
             let mut after = after.with_gradient_release();

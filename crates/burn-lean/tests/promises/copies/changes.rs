@@ -17,8 +17,8 @@ impl ModuleMapper for Average {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (_, new) = self.0.next().expect("the models are alike");
         param.map(|old| {
-            let new = new.into_iter().map(f32::from_bits).collect();
-            let new = TensorData::new::<f32, _>(new, old.dims());
+            let new: Vec<f32> = new.into_iter().map(f32::from_bits).collect();
+            let new = TensorData::new(new, old.dims());
             let new = Tensor::<D>::from_data(new, &old.device()).inner();
             (old.inner().mul_scalar(0.9) + new.mul_scalar(0.1)).autodiff()
         })

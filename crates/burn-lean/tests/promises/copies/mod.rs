@@ -3,7 +3,7 @@
 
 mod changes;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
