@@ -3,7 +3,7 @@
 //!
 //! Each test runs in a process of its own, as it counts the bytes of the whole process.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
@@ -36,6 +36,10 @@ impl Block {
 const WIDTH: usize = 128;
 const LAYERS: usize = 24;
 
+/// Bytes of all parameters, and of the largest.
+const PARAMETERS: usize = LAYERS * 4 * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH);
+const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
+
 pub(crate) fn deep(device: &Device) -> Vec<Block> {
     let block = |_| Block {
         up: zero_linear(WIDTH, 4 * WIDTH, device),
@@ -61,21 +65,6 @@ fn forward_recomputed(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> 
 
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
-}
-
-/// Bytes of all parameters, and of the largest.
-fn size<M: Module>(model: &M) -> (usize, usize) {
-    struct Size(usize, usize);
-    impl ModuleVisitor for Size {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let bytes = 4 * param.shape().num_elements();
-            self.0 += bytes;
-            self.1 = self.1.max(bytes);
-        }
-    }
-    let mut size = Size(0, 0);
-    model.visit(&mut size);
-    (size.0, size.1)
 }
 
 /// The peak of a call, above what was in use before it.
@@ -127,7 +116,8 @@ fn measured(
 fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
     const STEPS: usize = 3;
     let model = seeded(&flex(), deep);
-    let (params, largest) = size(&model);
+    assert_eq!(PARAMETERS, 4 * model.num_params());
+    let (params, largest) = (PARAMETERS, LARGEST);
     let kept = activations(|| forward(&model, batch, 0));
     drop(model);
     let loss = |model: &[Block], step| forward(model, batch, step);
@@ -203,13 +193,15 @@ fn first_passes() {
             let loss = |model: &Vec<Block>| forward(model, 1, 0);
             peak_of(|| release_step(model, &mut optim, loss)).1
         };
-        let (params, _) = size(&seeded(&flex(), deep));
         let (exact, small) = (peak(FirstPass::Exact), peak(FirstPass::Small));
-        assert!(exact > params, "{exact} bytes; all gradients are {params}");
+        assert!(
+            exact > PARAMETERS,
+            "{exact} bytes; all gradients are {PARAMETERS}"
+        );
         // Some gradients, and the text from which the orders of the tape are read.
         assert!(
-            small < params / 5,
-            "{small} bytes; all gradients are {params}"
+            small < PARAMETERS / 5,
+            "{small} bytes; all gradients are {PARAMETERS}"
         );
     });
 }
@@ -228,8 +220,7 @@ fn scopes_keep_their_inputs_alone() {
         // and after relu, the gradients of both, and a temporary.
         let of_inputs = 4 * BATCH * WIDTH * (LAYERS + 1);
         let of_one = 4 * BATCH * 4 * WIDTH * 5;
-        let (_, largest) = size(&seeded(&flex(), deep));
-        let most = of_inputs + of_one + 3 * largest;
+        let most = of_inputs + of_one + 3 * LARGEST;
         assert!(
             recomputed < most,
             "{recomputed} bytes, expected at most {most}"
@@ -246,7 +237,6 @@ fn scopes_keep_their_inputs_alone() {
 fn accumulation_holds_one_set_of_gradients() {
     alone(|| {
         let mut model = seeded(&flex(), deep);
-        let (params, largest) = size(&model);
         let mut optim = adamw().with_gradient_release();
         let mut accumulator = ReleaseAccumulator::new();
         for window in 0..2 {
@@ -268,8 +258,8 @@ fn accumulation_holds_one_set_of_gradients() {
             });
             let in_place = optim.last_step().unwrap().in_place();
             assert_eq!(in_place, 4 * LAYERS, "in window {window}");
-            let states = if window == 0 { 2 * params } else { 0 };
-            let most = states + params + 4 * largest;
+            let states = if window == 0 { 2 * PARAMETERS } else { 0 };
+            let most = states + PARAMETERS + 4 * LARGEST;
             assert!(
                 peak < most,
                 "window {window}: {peak} bytes, expected at most {most}"
@@ -418,12 +408,11 @@ fn states_are_not_copied() {
     alone(|| {
         let (mut model, mut optim) = (seeded(&flex(), deep), adamw());
         model = plain_step(model, &mut optim, |model| forward(model, 1, 0));
-        let (all, largest) = size(&model);
         let (mut optim, added) = peak_of(|| optim.with_gradient_release());
         let (_model, armed) = peak_of(|| optim.arm(LR, model));
-        println!("added {added}, armed {armed}, states {}", 2 * all);
+        println!("added {added}, armed {armed}, states {}", 2 * PARAMETERS);
         // Two moments, and their copies.
-        assert!(added.max(armed) <= 4 * largest);
-        assert!(8 * largest < all);
+        assert!(added.max(armed) <= 4 * LARGEST);
+        const { assert!(8 * LARGEST < PARAMETERS) };
     });
 }
