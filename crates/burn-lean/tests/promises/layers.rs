@@ -1,16 +1,13 @@
 //! Ready scopes: layers, Burn's encoder and decoder, a loss over chunks of tokens.
 
-use burn::module::Module;
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{
-    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
-    TransformerEncoderConfig, TransformerEncoderInput,
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState, PReluConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean::operations::nn;
 use burn_lean::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
     checkpoint_steps,
@@ -21,23 +18,6 @@ use crate::memory::peak_of;
 use crate::scopes::{assert_same_recomputed, forward};
 use crate::small::assert_panics;
 
-#[derive(Module, Debug)]
-struct Translator {
-    encoder: TransformerEncoder,
-    decoder: TransformerDecoder,
-}
-
-impl Translator {
-    fn new(device: &Device) -> Self {
-        let encoder = TransformerEncoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
-        let decoder = TransformerDecoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
-        Self {
-            encoder: encoder.init(device),
-            decoder: decoder.init(device),
-        }
-    }
-}
-
 fn pad(device: &Device) -> Tensor<2, Bool> {
     Tensor::<2, Int>::from_ints([[0, 0, 0, 0], [0, 0, 1, 1]], device).equal_elem(1)
 }
@@ -46,75 +26,55 @@ fn causal(device: &Device) -> Tensor<3, Bool> {
     burn::nn::attention::generate_autoregressive_mask(2, 4, device)
 }
 
-fn loss(model: &Translator, step: usize, again: bool) -> Tensor<1> {
-    let device = flex();
-    let (pad, causal) = (pad(&device), causal(&device));
-    let x = numbers([2, 4, 8], step, &device);
-    let target = numbers([2, 4, 8], step + 50, &device);
-    let out = match again {
-        true => {
-            let masks = (Some(pad.clone()), Some(causal.clone()));
-            let memory = checkpoint_encoder(&model.encoder, x, masks.0, masks.1);
-            let masks = DecoderMasks {
-                target_attn: Some(causal),
-                memory_pad: Some(pad),
-                ..DecoderMasks::default()
+/// What released steps with an encoder and a decoder did, of Burn's `nn` or of ours.
+macro_rules! translated {
+    ($($nn:ident)::+) => {{
+        use $($nn)::+::transformer::{
+            TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig,
+            TransformerEncoderInput,
+        };
+        let make = |device: &Device| {
+            let encoder = TransformerEncoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
+            let decoder = TransformerDecoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
+            (encoder.init(device), decoder.init(device))
+        };
+        assert_same_recomputed(&flex(), make, |(encoder, decoder), step, again| {
+            let x = numbers([2, 4, 8], step, &flex());
+            let target = numbers([2, 4, 8], step + 50, &flex());
+            let (pad, causal) = (pad(&flex()), causal(&flex()));
+            let out = match again {
+                true => {
+                    let masks = (Some(pad.clone()), Some(causal.clone()));
+                    let memory = checkpoint_encoder(encoder, x, masks.0, masks.1);
+                    let masks = DecoderMasks {
+                        target_attn: Some(causal),
+                        memory_pad: Some(pad),
+                        ..DecoderMasks::default()
+                    };
+                    checkpoint_decoder(decoder, target, memory, masks)
+                }
+                false => {
+                    let input = TransformerEncoderInput::new(x).mask_pad(pad.clone());
+                    let memory = encoder.forward(input.mask_attn(causal.clone()));
+                    let input = TransformerDecoderInput::new(target, memory);
+                    decoder.forward(input.target_mask_attn(causal).memory_mask_pad(pad))
+                }
             };
-            checkpoint_decoder(&model.decoder, target, memory, masks)
-        }
-        false => {
-            let input = TransformerEncoderInput::new(x).mask_pad(pad.clone());
-            let memory = model.encoder.forward(input.mask_attn(causal.clone()));
-            let input = TransformerDecoderInput::new(target, memory).target_mask_attn(causal);
-            model.decoder.forward(input.memory_mask_pad(pad))
-        }
-    };
-    out.square().mean()
+            out.square().mean()
+        })
+    }};
 }
 
 #[test]
 fn burns_encoder_and_decoder() {
-    for report in assert_same_recomputed(&flex(), Translator::new, loss) {
+    for report in translated!(burn::nn) {
         assert_eq!(report.in_place(), report.outcomes().count());
     }
 }
 
-/// The encoder and the decoder of [`operations::nn`](nn), too.
 #[test]
 fn lean_encoder_and_decoder() {
-    let make = |device: &Device| {
-        let encoder = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
-        let decoder = nn::transformer::TransformerDecoderConfig::new(8, 16, 2, 3);
-        (
-            encoder.with_dropout(0.0).init(device),
-            decoder.with_dropout(0.0).init(device),
-        )
-    };
-    assert_same_recomputed(&flex(), make, |(encoder, decoder), step, again| {
-        let x = numbers([2, 4, 8], step, &flex());
-        let target = numbers([2, 4, 8], step + 50, &flex());
-        let (pad, causal) = (pad(&flex()), causal(&flex()));
-        let out = match again {
-            true => {
-                let memory =
-                    checkpoint_encoder(encoder, x, Some(pad.clone()), Some(causal.clone()));
-                let masks = DecoderMasks {
-                    target_attn: Some(causal),
-                    memory_pad: Some(pad),
-                    ..DecoderMasks::default()
-                };
-                checkpoint_decoder(decoder, target, memory, masks)
-            }
-            false => {
-                let input = nn::transformer::TransformerEncoderInput::new(x);
-                let input = input.mask_pad(pad.clone()).mask_attn(causal.clone());
-                let memory = encoder.forward(input);
-                let input = nn::transformer::TransformerDecoderInput::new(target, memory);
-                decoder.forward(input.target_mask_attn(causal).memory_mask_pad(pad))
-            }
-        };
-        out.square().mean()
-    });
+    translated!(burn_lean::operations::nn);
 }
 
 /// Burn skips the activation of a feed-forward network: no scope sees its parameters.
