@@ -4,10 +4,9 @@ use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
-use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Lora, Module, ParamGroup};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Tensor;
 use burn_lean::train::release_learner;
 
 use super::harness::{BATCHES, Mode, Net, Training, rates};
@@ -148,19 +147,13 @@ fn a_learner_that_was_used_before() {
 /// that the gradient is an ordinary one.
 #[test]
 fn adapters() {
-    struct Unfreeze;
-    impl ModuleMapper for Unfreeze {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.set_require_grad(true)
-        }
-    }
     for is_frozen in [true, false] {
         for accumulation in [None, Some(2)] {
             let net = Net::without_third_use();
             let query = net.query.apply_lora(Lora::new(2, 4.0));
             let query = match is_frozen {
                 true => query,
-                false => query.map(&mut Unfreeze),
+                false => query.unfreeze(),
             };
             let training = Training {
                 model: Net { query, ..net },

@@ -4,10 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::module::{Lora, Module};
 use burn::nn::Linear;
 use burn::optim::{GradientsParams, OptimizerRecord};
-use burn::tensor::Tensor;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
 use burn_lean::{
@@ -190,15 +189,9 @@ fn all_stop_early_together() {
 /// Of an adapted weight that is trained, too, the gradient is an ordinary one.
 #[test]
 fn an_adapted_weight_is_stepped_with_the_mean() {
-    struct Unfreeze;
-    impl ModuleMapper for Unfreeze {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.set_require_grad(true)
-        }
-    }
     let adapted = |mut net: Net| {
         let query = net.query.apply_lora(Lora::new(2, 4.0));
-        net.query = seeded(&flex(), |_| query).map(&mut Unfreeze);
+        net.query = seeded(&flex(), |_| query).unfreeze();
         net
     };
     let mut stock = training();
