@@ -114,18 +114,6 @@ fn frozen_parts() {
     );
 }
 
-/// Whoever trains a learner of ours otherwise trains with plain Burn.
-#[test]
-fn the_stock_strategy_with_our_learner() {
-    let training = Training {
-        scheduler: grouped_rates,
-        ..Training::new(grouped)
-    };
-    let expected = training.run(Mode::Stock);
-    let found = training.run(Mode::StockWithOurs);
-    found.assert_same(&expected, "with our learner");
-}
-
 /// As the learner of `Learner::new` has states and a scheduler that stands somewhere, so has ours.
 #[test]
 fn a_learner_that_was_used_before() {
