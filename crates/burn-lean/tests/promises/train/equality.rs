@@ -94,26 +94,6 @@ fn accumulation() {
     }
 }
 
-#[test]
-fn frozen_parts() {
-    let net = Net::new(&flex());
-    let frozen = bits(&net.head);
-    let training = Training {
-        model: Net {
-            head: net.head.no_grad(),
-            ..net
-        },
-        ..Training::new(adamw)
-    };
-    let run = training.assert_same("frozen");
-    let found = run.last.iter().filter(|(path, _)| path.starts_with("head"));
-    assert!(
-        found
-            .map(|(_, bits)| bits)
-            .eq(frozen.iter().map(|(_, bits)| bits))
-    );
-}
-
 /// As the learner of `Learner::new` has states and a scheduler that stands somewhere, so has ours.
 #[test]
 fn a_learner_that_was_used_before() {
