@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, activation};
-use burn_lean::{Budget, BudgetPass, DataParallel, Threads, WithGradientRelease};
+use burn_lean::{Budget, BudgetPass, Threads, WithGradientRelease};
 
-use super::reference::{mean, share};
+use super::reference::{mean, parallel, share};
 use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
 use crate::small::numbered;
 
@@ -88,10 +88,7 @@ fn each_replica_within_its_own_budget() {
     for is_sharded in [false, true] {
         let recomputed = Threads::run(SIZE, |replicas| {
             let rank = replicas.rank();
-            let parallel = match is_sharded {
-                true => DataParallel::new(replicas).with_sharded_optimizer(),
-                false => DataParallel::new(replicas),
-            };
+            let parallel = parallel(replicas, is_sharded);
             let mut model = parallel.broadcast(Net::new()).unwrap();
             let optim = adamw().with_gradient_release();
             let mut optim = optim.with_reduction(Arc::new(parallel));

@@ -8,6 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
 
+use super::reference::parallel;
 use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded, zero_linear};
 use crate::memory::HEAP;
 
@@ -39,11 +40,7 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
     let barrier = Barrier::new(REPLICAS);
     let measured = Threads::run(REPLICAS, |replicas| {
         let rank = replicas.rank();
-        let parallel = DataParallel::new(replicas);
-        let parallel = match is_sharded {
-            true => parallel.with_sharded_optimizer(),
-            false => parallel,
-        };
+        let parallel = parallel(replicas, is_sharded);
         let mut model = parallel.broadcast(layers(LAYERS)).unwrap();
         let optim = AdamWConfig::new().init().with_gradient_release();
         let mut optim = optim.with_first_pass(FirstPass::Small);

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, activation};
-use burn_lean::checkpoint;
+use burn_lean::{DataParallel, Replicas, checkpoint};
 
 use crate::harness::{Bits, LR, bits, flex, numbers};
 use crate::small::numbered;
@@ -46,6 +46,14 @@ impl Net {
 
     pub(crate) fn grads(&self, batch: usize, has_scopes: bool) -> GradientsParams {
         GradientsParams::from_grads(self.loss(batch, has_scopes).backward(), self)
+    }
+}
+
+/// Replicas that keep all states each, or a share.
+pub(crate) fn parallel(replicas: Replicas, is_sharded: bool) -> DataParallel {
+    match is_sharded {
+        true => DataParallel::new(replicas).with_sharded_optimizer(),
+        false => DataParallel::new(replicas),
     }
 }
 

@@ -11,18 +11,11 @@ use burn_lean::{
     SaveStatesError, Threads, WithGradientRelease,
 };
 
-use super::reference::{Net, mean_grads, one_process, share};
+use super::reference::{Net, mean_grads, one_process, parallel, share};
 use crate::harness::{Bits, LR, adamw, assert_bits, bits, flex};
 
 /// Two moments of seven parameters.
 const STATES: usize = 14;
-
-fn parallel(replicas: Replicas, is_sharded: bool) -> DataParallel {
-    match is_sharded {
-        true => DataParallel::new(replicas).with_sharded_optimizer(),
-        false => DataParallel::new(replicas),
-    }
-}
 
 fn release() -> ReleaseOptimizer {
     adamw()

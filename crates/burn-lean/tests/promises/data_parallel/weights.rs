@@ -10,7 +10,7 @@ use burn_lean::{
     WithGradientRelease,
 };
 
-use super::reference::{Net, one_process, share};
+use super::reference::{Net, one_process, parallel, share};
 use crate::harness::{Bits, LR, adamw, assert_bits, bits, momentum};
 
 const STEPS: usize = 6;
@@ -42,12 +42,8 @@ impl How {
     }
 
     pub(super) fn parallel(self, replicas: Replicas) -> DataParallel {
-        let parallel = DataParallel::new(replicas)
-            .with_max_in_flight(NonZeroUsize::new(self.in_flight).expect("one at least"));
-        match self.is_sharded {
-            true => parallel.with_sharded_optimizer(),
-            false => parallel,
-        }
+        let in_flight = NonZeroUsize::new(self.in_flight).expect("one at least");
+        parallel(replicas, self.is_sharded).with_max_in_flight(in_flight)
     }
 }
 

@@ -66,10 +66,7 @@ impl How {
     /// Training of a replica that logs in a folder of its own.
     fn training(self, replicas: Replicas, folder: &Path) -> Training {
         let directory = Directory::at(&folder.join(format!("rank-{}", replicas.rank())));
-        let mut parallel = DataParallel::new(replicas);
-        if self.is_sharded {
-            parallel = parallel.with_sharded_optimizer();
-        }
+        let parallel = parallel(replicas, self.is_sharded);
         let mut training = Training {
             replicas: Some((parallel, folder.to_path_buf())),
             has_two_passes: self.max_norm.is_some(),
@@ -233,10 +230,7 @@ fn a_loop_of_replicas_goes_on_from_a_checkpoint_of_the_learner() {
     let expected = states.to_record().len();
     for is_sharded in [false, true] {
         let found = Threads::run(2, |replicas| {
-            let mut parallel = DataParallel::new(replicas);
-            if is_sharded {
-                parallel = parallel.with_sharded_optimizer();
-            }
+            let parallel = parallel(replicas, is_sharded);
             // Without the running statistics, which the threads would share.
             let net = &training.model;
             let layers = [&net.input, &net.query, &net.key, &net.value, &net.head];
