@@ -9,14 +9,13 @@ use burn::nn::Linear;
 use burn::optim::{GradientsParams, OptimizerRecord};
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
-use burn_lean::{
-    AutoClipConfig, DataParallel, FirstPass, NormClipping, Replicas, Threads, WithGradientRelease,
-};
+use burn_lean::{AutoClipConfig, FirstPass, NormClipping, Replicas, Threads, WithGradientRelease};
 
 use super::harness::{
     ByHand, Directory, Mode, Net, OnStep, Run, Training, User, stopping_once_worse,
 };
 use crate::clipping::by_hand::{clip_global, scale};
+use crate::data_parallel::reference::parallel;
 use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
 use crate::small::panic_of;
 
