@@ -182,13 +182,3 @@ fn looking_changes_nothing() {
         }
     }
 }
-
-/// Nobody asks: there is no norm, and a gradient that is no number is stepped with, as in Burn.
-#[test]
-fn without_being_asked_it_is_burns_step() {
-    let mut optim = adamw().with_gradient_release();
-    let model = release_step(small(), &mut optim, |model| planted(model, 2, f64::NAN));
-    let plain = plain_step(small(), &mut adamw(), |model| planted(model, 2, f64::NAN));
-    assert_eq!(bits(&model), bits(&plain));
-    assert_eq!(optim.last_step().unwrap().grad_norm(), None);
-}
