@@ -1,5 +1,5 @@
 //! Threads, and panics in the middle of a step. Several threads that train at the same time are in
-//! [`equality`](crate::equality).
+//! [`clipping`](crate::clipping).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

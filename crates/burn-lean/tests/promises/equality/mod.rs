@@ -4,7 +4,6 @@
 mod fan_out;
 
 use std::slice::from_ref;
-use std::sync::Barrier;
 
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -261,43 +260,6 @@ fn two_models_in_one_loss() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn four_threads_with_a_model_each() {
-    for device in devices() {
-        let residual_loss = |model: &Residual, step| residual_loss(model, step, &device);
-        let gated_loss = |model: &Gated, step| gated_loss(model, step, &device);
-        let model = seeded(&device, residual);
-        let (_, of_residual) = plain_run(model, &mut adamw(), 0..STEPS, residual_loss);
-        let model = seeded(&device, gated);
-        let (_, of_gated) = plain_run(model, &mut momentum(), 0..STEPS, gated_loss);
-        let barrier = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    let model = seeded(&device, residual);
-                    let mut optim = adamw().with_gradient_release();
-                    barrier.wait();
-                    let expected = &of_residual;
-                    release_run(
-                        model,
-                        &mut optim,
-                        0..STEPS,
-                        residual_loss,
-                        expected,
-                        "residual",
-                    );
-                });
-                scope.spawn(|| {
-                    let model = seeded(&device, gated);
-                    let mut optim = momentum().with_gradient_release();
-                    barrier.wait();
-                    release_run(model, &mut optim, 0..STEPS, gated_loss, &of_gated, "gated");
-                });
-            }
-        });
     }
 }
 
