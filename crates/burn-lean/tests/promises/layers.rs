@@ -9,8 +9,7 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState, PReluConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::{
-    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
-    checkpoint_steps,
+    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_encoder, checkpoint_steps,
 };
 
 use crate::harness::{alone, flex, ids, numbers, seeded};
@@ -113,24 +112,6 @@ fn the_state_of_an_lstm() {
         let run = |lstm: &Lstm, (x, state)| lstm.forward(x, Some(state));
         let (out, state) = forward(lstm, (x, state), again, run);
         out.square().mean() + (state.cell * state.hidden).mean()
-    });
-}
-
-#[test]
-fn layers_one_after_the_other() {
-    let make = |device: &Device| -> Vec<Linear> {
-        (0..4)
-            .map(|_| LinearConfig::new(6, 6).init(device))
-            .collect()
-    };
-    assert_same_recomputed(&flex(), make, |layers, step, again| {
-        let x = numbers::<2>([3, 6], step, &flex());
-        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-        let x = match again {
-            true => checkpoint_each(layers, x, run),
-            false => layers.iter().fold(x, |x, layer| run(layer, x)),
-        };
-        x.square().mean()
     });
 }
 
