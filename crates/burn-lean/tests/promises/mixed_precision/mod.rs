@@ -392,15 +392,10 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
     // Groups of Burn's optimizer, and an optimizer of matrices only.
     let muon = MuonConfig::new().build();
+    let five_bytes = || adamw.in_five_bytes(7).init();
     for optim in [
-        adamw
-            .in_five_bytes(7)
-            .init()
-            .with_group(group.clone(), adamw.build(), None),
-        adamw
-            .in_five_bytes(7)
-            .init()
-            .with_group(group.clone(), muon, None),
+        five_bytes().with_group(group.clone(), adamw.build(), None),
+        five_bytes().with_group(group.clone(), muon, None),
     ] {
         let mut optim = optim.with_gradient_release().with_f32_gradients();
         let refused = optim.try_arm(1e-3, model()).unwrap_err();
@@ -408,7 +403,7 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     }
     // Those that compute in f32.
     for optim in [
-        adamw.in_five_bytes(7).init(),
+        five_bytes(),
         AdaLomoConfig::new().init(),
         CameConfig::new().init(),
     ] {
