@@ -6,7 +6,7 @@ use burn_lean::operations::{
     swiglu,
 };
 
-use super::harness::{Case, coarse, noise, run, shaped, spread};
+use super::harness::{Case, coarse, noise, shaped, spread};
 use crate::harness::{devices, flex};
 
 type Function = fn(Tensor<1>) -> Tensor<1>;
@@ -120,7 +120,7 @@ fn the_gradient_of_gelu_is_nearer_to_the_truth_than_burns() {
     let truth = function("gelu", inputs[0].clone()).expected();
     let error = |function: Function| {
         let op = |leaves: &[Tensor<1>]| function(leaves[0].clone());
-        let found = run(&ndarray, DType::F32, &inputs, &op);
+        let found = super::harness::run(&ndarray, DType::F32, &inputs, &op);
         let pairs = found.grads[0].iter().zip(&truth.grads[0]);
         pairs.fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()))
     };
