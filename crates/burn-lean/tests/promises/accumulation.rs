@@ -1,19 +1,7 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
-use burn::store::ModuleRecord;
-use burn::tensor::Tensor;
-use burn::tensor::activation::gelu;
-use burn_lean::{
-    FirstPass, Outcome, ReleaseAccumulator, ReleaseError, StepReport, WithGradientRelease,
-};
-
-use crate::harness::{
-    BOTH, Bits, FIRST_PASSES, LR, adamw, assert_bits, bits, flex, numbers, seeded,
-};
-use crate::small::assert_error;
+use crate::harness::FIRST_PASSES;
+use crate::harness::prelude::*;
 
 const WINDOWS: usize = 5;
 const PARAMS: usize = 8;

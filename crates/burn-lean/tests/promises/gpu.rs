@@ -4,14 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor};
-use burn_lean::{Outcome, WithGradientRelease, checkpoint};
-
-use crate::harness::{LR, bits, numbers, plain_step, release_step, seeded, watched_adamw};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
 
 #[derive(Module, Debug)]
 struct Block {

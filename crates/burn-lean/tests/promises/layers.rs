@@ -1,21 +1,15 @@
 //! Ready scopes: layers, Burn's encoder and decoder, a loss over chunks of tokens.
 
-use burn::nn::activation::{Activation, ActivationConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
-};
-use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState, PReluConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::nn::activation::Activation;
+use burn::nn::transformer::TransformerEncoder;
+use burn::nn::{Lstm, LstmConfig, LstmState, PReluConfig};
 use burn_lean::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_encoder, checkpoint_steps,
 };
 
-use crate::harness::{alone, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 use crate::memory::peak_of;
 use crate::scopes::{assert_same_recomputed, forward};
-use crate::small::assert_panics;
 
 fn pad(device: &Device) -> Tensor<2, Bool> {
     Tensor::<2, Int>::from_ints([[0, 0, 0, 0], [0, 0, 1, 1]], device).equal_elem(1)

@@ -3,20 +3,10 @@
 //!
 //! Each test runs in a process of its own, as it counts the bytes of the whole process.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use burn_lean::{Budget, FirstPass, ReleaseAccumulator, WithGradientRelease, checkpoint};
 use peak_alloc::PeakAlloc;
 
-use crate::harness::{
-    Bits, LR, alone, assert_bits, bits, flex, momentum, numbers, plain_step, release_step, seeded,
-    zero_linear,
-};
-
-use crate::small::numbered;
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 
 #[global_allocator]
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;

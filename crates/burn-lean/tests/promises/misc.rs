@@ -1,15 +1,10 @@
 //! Shapes, types, numbers and counts that are unusual.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Initializer, Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData, activation};
-use burn_lean::{FirstPass, Outcome, StepReport, WithGradientRelease};
+use burn::nn::Initializer;
+use burn::tensor::{FloatDType, activation};
 
-use crate::harness::{
-    LR, Named, adamw, bits, both_ways, flex, map_numbers, numbers, plain_step, release_step,
-};
-use crate::small::{Small, assert_panics, bits_of, numbered, numbered_from, panic_of, small};
+use crate::harness::Named;
+use crate::harness::prelude::*;
 
 fn sgd() -> ModuleOptimizer {
     SgdConfig::new().init()

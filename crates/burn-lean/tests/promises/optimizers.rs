@@ -1,30 +1,19 @@
 //! Every optimizer of Burn, with its groups, rates, clipping and records.
 
-use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{
     ModuleLearningRate, ModuleLrScheduler, ModuleLrSchedulerConfig,
 };
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, AdjustLrFn,
-    GradientsParams, LambConfig, LionConfig, ModuleOptimizer, MuonConfig, OptimizerRecord,
-    RmsPropConfig, SgdConfig,
+    AdaGradConfig, AdafactorConfig, AdanConfig, AdjustLrFn, LambConfig, LionConfig, MuonConfig,
+    RmsPropConfig,
 };
-use burn::store::ModuleRecord;
-use burn::tensor::Tensor;
-use burn::tensor::activation::gelu;
-use burn_lean::{FirstPass, WithGradientRelease};
 
-use crate::harness::{
-    LR, Named, adamw, assert_bits, assert_released, bits, both_ways, flex, ids, momentum, numbers,
-    plain_run, release_run, seeded,
-};
+use crate::harness::Named;
+use crate::harness::prelude::*;
 
 const STEPS: usize = 12;
 

@@ -5,17 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Tensor, activation};
-use burn_lean::{FirstPass, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
+use burn::tensor::activation;
 
-use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, watched_adamw};
-use crate::small::{
-    PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, finish, grads_of, panic_of,
-    plain, plain_values, small, started, train_plain,
-};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
+use crate::small::{plain_values, started};
 
 /// Workers with forks of one model, whose gradients are added up.
 #[test]

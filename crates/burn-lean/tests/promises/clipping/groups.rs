@@ -1,16 +1,10 @@
 //! Groups by path: what is not decayed, and groups that match nothing.
 
-use burn::module::{Module, Param, ParamGroup, ParamId};
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, RmsNorm, RmsNormConfig,
-};
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Tensor};
-use burn_lean::{ReleaseError, WithGradientRelease, check_group, no_decay};
+use burn::module::ParamId;
+use burn::nn::RmsNorm;
+use burn_lean::{check_group, no_decay};
 
-use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_run, release_run};
-use crate::small::{Small, grads_of, small};
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Many {

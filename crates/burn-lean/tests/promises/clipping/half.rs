@@ -1,14 +1,9 @@
 //! Clipping in half precision: in 32 bits, and rounded once.
 
-use burn::module::Param;
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_lean::{
-    AdaptiveClippingConfig, NormClipping, ReleaseOptimizer, WithGradientRelease, clip_grad_norm,
-};
+use burn_lean::clip_grad_norm;
 
 use super::by_hand::gradients;
-use crate::harness::flex;
+use crate::harness::prelude::*;
 
 fn tensor(numbers: &[f64], dtype: DType) -> Tensor<1> {
     Tensor::from_data(TensorData::from(numbers), (&flex(), dtype))

@@ -1,17 +1,9 @@
 //! Gradients that are not finite.
 
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn_lean::{
-    FirstPass, NormClipping, Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
-    WithGradientRelease,
-};
-
 use super::by_hand::{global_norm, gradients};
 use super::models::Encoder;
 use crate::accumulation::bits_of;
-use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_step, release_step, seeded};
-use crate::small::{PARAMS, Small, small};
+use crate::harness::prelude::*;
 
 /// The paths of the parameters, in the order of the model's fields.
 const PATHS: [&str; PARAMS] = [

@@ -1,8 +1,6 @@
 //! Weights that are averaged, computed, set and loaded, and mappers.
 
 use super::*;
-use crate::harness::alone;
-use crate::small::assert_error;
 
 /// The average of the weights, as it is kept beside a model.
 struct Average(std::vec::IntoIter<(String, Vec<u32>)>);

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::Tensor;
-use burn_lean::{DataParallel, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Threads};
 
 use super::reference::{parallel, share};
-use crate::harness::{adamw, flex, numbers, release_step};
+use crate::harness::prelude::*;
 
 const SIZE: usize = 3;
 const STEPS: usize = 3;

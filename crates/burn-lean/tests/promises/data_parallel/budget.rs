@@ -3,15 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::{Tensor, activation};
-use burn_lean::{Budget, BudgetPass, Threads, WithGradientRelease};
+use burn::tensor::activation;
+use burn_lean::{BudgetPass, Threads};
 
 use super::reference::{mean, parallel, share};
-use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
-use crate::small::numbered;
+use crate::harness::prelude::*;
 
 const SIZE: usize = 3;
 const STEPS: usize = 6;

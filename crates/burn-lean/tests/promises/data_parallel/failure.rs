@@ -2,15 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn_lean::{DataParallel, ReleaseError, Replicas, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Replicas, Threads};
 
 use super::reference::parallel;
-use crate::harness::{adamw, flex, numbers};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Pair {

@@ -3,13 +3,11 @@
 use std::sync::{Arc, Barrier};
 
 use burn::Tensor;
-use burn::nn::Linear;
-use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::activation::relu;
-use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Threads};
 
 use super::reference::parallel;
-use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded, zero_linear};
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 use crate::memory::HEAP;
 
 const WIDTH: usize = 256;

@@ -1,13 +1,9 @@
 //! One process that trains on the shares of all replicas, with plain Burn.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Tensor, activation};
-use burn_lean::{DataParallel, Replicas, checkpoint};
+use burn::tensor::activation;
+use burn_lean::{DataParallel, Replicas};
 
-use crate::harness::{Bits, LR, bits, flex, numbers};
-use crate::small::numbered;
+use crate::harness::prelude::*;
 
 /// One layer is frozen, one is not used, one weight is used twice.
 #[derive(Module, Debug)]

@@ -2,17 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
-use burn_lean::{
-    DataParallel, FirstPass, ReleaseError, ReleaseOptimizer, ReplicaError, Replicas,
-    SaveStatesError, Threads, WithGradientRelease,
-};
+use burn_lean::{DataParallel, ReplicaError, Replicas, SaveStatesError, Threads};
 
 use super::reference::{Net, mean_grads, one_process, parallel, share};
-use crate::harness::{Bits, LR, adamw, assert_bits, bits, flex};
+use crate::harness::prelude::*;
 
 /// Two moments of seven parameters.
 const STATES: usize = 14;

@@ -3,15 +3,10 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::optim::GradientsParams;
-use burn_lean::{
-    Alone, DataParallel, Outcome, ReleaseAccumulator, ReleaseOptimizer, Replicas, Threads,
-    WithGradientRelease,
-};
+use burn_lean::{Alone, DataParallel, Replicas, Threads};
 
 use super::reference::{Net, one_process, parallel, share};
-use crate::harness::{Bits, LR, adamw, assert_bits, bits, momentum};
+use crate::harness::prelude::*;
 
 const STEPS: usize = 6;
 

@@ -1,19 +1,9 @@
 //! Models that use their parameters in unusual ways, and several models at once.
 
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Tensor, activation};
-use burn_lean::{
-    FirstPass, LossScalerConfig, NormClipping, Outcome, ReleaseError, StepReport,
-    WithGradientRelease, clip_grad_norm,
-};
+use burn::tensor::activation;
+use burn_lean::clip_grad_norm;
 
-use crate::harness::{
-    BOTH, LR, adamw, assert_bits, bits, both_ways, flex, momentum, numbers, plain_step,
-    release_step,
-};
-use crate::small::{PARAMS, Small, assert_error, bits_of, numbered_from, small};
+use crate::harness::prelude::*;
 
 /// Trains both ways, with both optimizers. Returns what the last step did.
 fn same<M: Module>(make: impl Fn() -> M, loss: impl Fn(&M, usize) -> Tensor<1>) -> StepReport {

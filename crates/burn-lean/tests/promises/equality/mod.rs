@@ -5,23 +5,11 @@ mod fan_out;
 
 use std::slice::from_ref;
 
-use burn::module::{Module, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
-};
-use burn::nn::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
-};
-use burn::optim::{GradientsParams, OptimizerRecord};
-use burn::tensor::activation::{gelu, relu};
-use burn::tensor::{Device, Tensor};
-use burn_lean::{FirstPass, Outcome, WithGradientRelease};
+use burn::nn::transformer::TransformerEncoder;
+use burn::nn::{RmsNorm, SwiGlu, SwiGluConfig};
 
-use crate::harness::{
-    BOTH, FIRST_PASSES, LR, Named, adamw, alone, assert_bits, assert_released, bits, both_ways,
-    devices, distance, flex, ids, momentum, numbers, plain_run, release_run, release_step, seeded,
-};
+use crate::harness::prelude::*;
+use crate::harness::{FIRST_PASSES, Named, distance};
 
 const STEPS: usize = 12;
 

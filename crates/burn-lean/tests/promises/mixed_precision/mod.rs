@@ -2,15 +2,10 @@
 
 mod training;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn as plain;
-use burn::nn::loss::CrossEntropyLossConfig;
 #[cfg(feature = "ndarray")]
 use burn::optim::LionConfig;
-use burn::optim::{
-    AdamW, AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig, OptimizerRecord,
-};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::optim::{AdamW, MuonConfig};
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 use burn_lean::optim::{
     AdaLomoConfig, Bf16Weights, CameConfig, InFiveBytes, InOnePass, Lean, MasterWeights,
@@ -18,13 +13,10 @@ use burn_lean::optim::{
 };
 #[cfg(feature = "ndarray")]
 use burn_lean::optim::{Offload, StableAdamWConfig};
-use burn_lean::{
-    LossScaler, LossScalerConfig, MixedPrecision, NormClipping, ReleaseAccumulator, ReleaseError,
-    ReleaseOptimizer, WithGradientRelease, checkpoint_each, no_decay,
-};
+use burn_lean::{LossScaler, MixedPrecision, checkpoint_each, no_decay};
 
 use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
-use crate::harness::{Bits, assert_bits, bits, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 
 /// Mixes types where it may not.
 macro_rules! model_of {

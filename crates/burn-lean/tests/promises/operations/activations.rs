@@ -1,13 +1,13 @@
 //! Activations.
 
-use burn::tensor::{DType, Tensor, activation};
+use burn::tensor::activation;
 use burn_lean::operations::{
     geglu, geglu_approximate, gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax,
     swiglu,
 };
 
 use super::harness::{Case, coarse, noise, shaped, spread};
-use crate::harness::{devices, flex};
+use crate::harness::prelude::*;
 
 type Function = fn(Tensor<1>) -> Tensor<1>;
 

@@ -1,17 +1,15 @@
 //! The fused head and loss.
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::loss::{CrossEntropyLoss, Reduction};
+use burn::tensor::Tolerance;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::quantization::QuantScheme;
-use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::{alone, devices, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 use crate::memory::{HEAP, peak_of};
-use crate::small::assert_panics;
 
 /// A head of so many classes, and its loss.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,8 @@
 //! Dropout. Each test runs in a process of its own, as it draws from the generator of a device.
 
-use burn::nn::DropoutConfig;
-use burn::tensor::Tensor;
 use burn_lean::operations::{dropout, nn};
 
-use crate::harness::{alone, devices, flex, numbers};
+use crate::harness::prelude::*;
 
 #[test]
 fn the_mask_is_burns_and_the_same_in_backward() {

@@ -1,15 +1,15 @@
 //! Bytes that an operation keeps for the backward pass, and the peak of that.
 
+use burn::nn::RotaryEncodingConfig;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::nn::{DropoutConfig, RotaryEncodingConfig};
-use burn::tensor::{Int, Tensor, activation};
+use burn::tensor::activation;
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
     Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, rotary_encoding, silu,
     softmax, swiglu,
 };
 
-use crate::harness::{alone, flex, numbers};
+use crate::harness::prelude::*;
 use crate::memory::HEAP;
 
 /// Rows and width of the input.

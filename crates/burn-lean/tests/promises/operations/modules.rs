@@ -1,17 +1,14 @@
 //! Modules in place of Burn's: the same records, numbers and gradients.
 
-use burn::module::{Module, list_param_ids};
+use burn::module::list_param_ids;
 use burn::nn as plain;
-use burn::optim::GradientsParams;
-use burn::store::ModuleRecord;
-use burn::tensor::{Bool, DType, Device, Tensor};
 use burn_lean::MixedPrecision;
 use burn_lean::operations::Attention;
 use burn_lean::operations::nn;
 use burn_lean::operations::nn::LeanModule;
 
 use crate::accumulation::bits_of;
-use crate::harness::{alone, bits, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 
 /// That a module of Burn's and its other have the same parameters, outputs and gradients, and read
 /// each other's record.

@@ -1,15 +1,10 @@
 //! What the operations are to the tape: parents with and without gradients, inference, gradient
 //! release and recomputed scopes.
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn_lean::checkpoint_each;
 use burn_lean::operations::{gelu, layer_norm, linear_cross_entropy, nn, softmax};
-use burn_lean::{WithGradientRelease, checkpoint, checkpoint_each};
 
-use crate::harness::{
-    alone, assert_bits, assert_released, devices, flex, momentum, numbers, plain_run, release_run,
-    seeded,
-};
+use crate::harness::prelude::*;
 
 fn three(device: &Device) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
     (

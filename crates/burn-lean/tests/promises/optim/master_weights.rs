@@ -1,12 +1,7 @@
 //! Master weights of 24 bits, and weights in f32 from and to a model in 16 bits.
 
 use burn::backend::Flex;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{DType, Int};
 use burn_lean::optim::{AccumulateInMoments, Lean, LowBits, MasterWeights24, MomentDecay};
-use burn_lean::{ReleaseAccumulator, WithGradientRelease};
 
 use super::noise::Noise;
 use super::run::{Run, numbers};
@@ -14,8 +9,7 @@ use super::side::{
     AdamW, Bf16Weights, Device, EightBitMoments, InOnePass, MasterWeights, Moment, Optimizer,
     Rounding, Stochastic, Tensor, device, model_without_embeddings, places,
 };
-use crate::harness::{flex, seeded};
-use crate::small::{assert_panics, panic_of};
+use crate::harness::prelude::*;
 
 const SHAPE: [usize; 2] = [64, 100];
 const HALVES: [DType; 2] = [DType::BF16, DType::F16];

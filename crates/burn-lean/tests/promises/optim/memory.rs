@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn_lean::WithGradientRelease;
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 
-use crate::harness::{LR, alone, flex, numbers, release_step, seeded, watched};
+use crate::harness::prelude::*;
+use crate::harness::watched;
 use crate::memory::peak_of;
 
 const WIDTH: usize = 512;

@@ -6,22 +6,13 @@ mod twice;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use burn::module::{Module, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm,
-    LayerNormConfig, Linear, LinearConfig,
-};
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::activation::{gelu, softmax};
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-use burn_lean::{Budget, FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
+use burn::nn::Dropout;
+use burn::tensor::Distribution;
+use burn::tensor::activation::softmax;
+use burn_lean::Tensors;
 
-use crate::harness::{
-    BOTH, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum, numbers,
-    plain_run, plain_step, release_run, release_step, seeded, synchronized,
-};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
+use crate::harness::{distance, synchronized};
 
 #[derive(Module, Debug)]
 struct Block {

@@ -1,8 +1,7 @@
 //! Modules that have a parameter twice, or one that gets no gradient.
 
 use super::*;
-use crate::harness::devices;
-use crate::small::{Plain, Small, bits_of, plain, started, train_plain};
+use crate::small::started;
 
 /// The distance of a student from its teacher, which has the same ids.
 fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Tensor<1> {

@@ -4,13 +4,11 @@ use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
-use burn::module::{Lora, Module, ParamGroup};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::module::Lora;
 use burn_lean::train::release_learner;
 
 use super::harness::{BATCHES, Mode, Net, Training, rates};
-use crate::harness::{adamw, bits, devices, flex, momentum};
+use crate::harness::prelude::*;
 
 fn plain_sgd() -> ModuleOptimizer {
     SgdConfig::new().init()

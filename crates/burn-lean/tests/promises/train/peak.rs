@@ -5,18 +5,14 @@ use std::sync::{Arc, Mutex};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::optim::ModuleOptimizer;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_lean::train::metric::ReleasedMetric;
 use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
 
-use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded, zero_linear};
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 use crate::memory::HEAP;
 
 const WIDTH: usize = 160;

@@ -4,20 +4,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::{Lora, Module};
-use burn::nn::Linear;
-use burn::optim::{GradientsParams, OptimizerRecord};
+use burn::module::Lora;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
-use burn_lean::{AutoClipConfig, FirstPass, NormClipping, Replicas, Threads, WithGradientRelease};
+use burn_lean::{Replicas, Threads};
 
 use super::harness::{
     ByHand, Directory, Mode, Net, OnStep, Run, Training, User, stopping_once_worse,
 };
 use crate::clipping::by_hand::{clip_global, scale};
 use crate::data_parallel::reference::parallel;
-use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 const EPOCHS: usize = 4;
 /// Batches of all replicas in an epoch.

@@ -6,13 +6,11 @@ use std::path::Path;
 use std::{fs, io};
 
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::optim::OptimizerRecord;
-use burn::store::ModuleRecord;
 use burn::train::checkpoint::{Checkpoint, Checkpointer};
 use burn_lean::train::resume::{CheckedFileCheckpointer, resume_point, resume_point_of_run};
 
 use super::harness::{Directory, Mode, Training, User};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 const RUN: &str = "seed: 42";
 

@@ -1,11 +1,9 @@
 //! What `TrainStep::step` and `TrainStep::optimize` of a user may do, and what is refused.
 
-use burn::module::Module;
 use burn_lean::train::release_learner;
 
 use super::harness::{LARGEST, Mode, Optimize, Step, Training, User, rates};
-use crate::harness::{adamw, bits};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 fn step(step: Step) -> Training {
     let user = User {

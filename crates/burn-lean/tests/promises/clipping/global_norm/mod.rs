@@ -2,27 +2,15 @@
 
 mod edges;
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ParamGroup};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
-};
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_lean::{
-    FirstPass, NormClipping, Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
-    TwoPasses, WithGradientRelease, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
-};
+use burn::tensor::Distribution;
+use burn_lean::{TwoPasses, clip_grad_norm, try_clip_grad_norm};
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
 use super::models::{Encoder, Noisy};
 use crate::adapters::{FACTORS, all, lora};
-use crate::harness::{
-    Bits, LR, adamw, alone, assert_bits, bits, devices, flex, map_numbers, momentum, release_step,
-    seeded, synchronized,
-};
+use crate::harness::prelude::*;
+use crate::harness::synchronized;
 use crate::memory::{deep, forward, peak_of};
-use crate::small::{PARAMS, Small, assert_error, bits_of, grads_of, small};
 
 const STEPS: usize = 14;
 

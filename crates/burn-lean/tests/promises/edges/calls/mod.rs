@@ -7,17 +7,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use burn::module::Module;
-use burn::nn::LinearConfig;
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Tensor;
-use burn_lean::{Budget, ReleaseAccumulator, ReleaseError, WithGradientRelease};
-
-use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step, watched_adamw};
-use crate::small::{
-    Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
-    numbered_from, panic_of, plain, plain_values, read_or_refused, small, started, train_plain,
-};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
+use crate::small::{plain_values, read_or_refused, started};
 
 const OTHER: f64 = LR / 7.0;
 

@@ -1,9 +1,9 @@
 //! Attention of several shapes, with several options, and its definition.
 
 use burn::tensor::activation::{quiet_softmax, softmax};
-use burn::tensor::{Bool, Device, Tensor, TensorData};
 use burn_lean::operations::Attention;
 
+use crate::harness::prelude::*;
 use crate::operations::harness::{Case, noise, shaped};
 
 /// Shapes of a case.

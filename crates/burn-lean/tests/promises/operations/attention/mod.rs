@@ -4,13 +4,11 @@ mod cases;
 
 use burn::tensor::activation::softmax;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Int, Tensor};
 use burn_lean::operations::{Attention, attention};
 
 use self::cases::{OPTIONS, Options, SHAPES, mask};
 use super::harness::{Case, coarse, noise, run, shaped};
-use crate::harness::{alone, devices, flex};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 pub(crate) use self::cases::{NONE, PACKED, Shape};
 

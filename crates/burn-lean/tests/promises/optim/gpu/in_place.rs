@@ -1,14 +1,11 @@
 //! A pass writes in place: it takes no memory of the device, and none of the host.
 
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
-use burn_lean::WithGradientRelease;
+use burn::optim::Optimizer;
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean, StableAdamWConfig};
 
 use super::super::run::Run;
 use super::{RATE, gradient, weight, wgpu};
-use crate::harness::{alone, numbers, release_step, seeded};
+use crate::harness::prelude::*;
 use crate::memory::peak_of;
 
 const WIDTH: usize = 2048;

@@ -5,22 +5,15 @@ mod settings;
 
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
 use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
 use burn_lean::train::release_learner;
-use burn_lean::{
-    Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler, LossScalerConfig, MixedPrecision,
-    NormClipping, ReleaseOptimizer, Replicas, WithGradientRelease,
-};
+use burn_lean::{Alone, DataParallel, LossScaler, MixedPrecision, Replicas};
 use lean_arithmetic::clipping::{AutoClip, AutoClipRule};
 
 use super::harness::{BATCHES, ByHand, Directory, Mode, Net, Run, Training, User, rates};
 use crate::clipping::by_hand::{clip_global, global_norm};
-use crate::harness::{adamw, assert_bits, bits};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 const EPOCHS: usize = 2;
 const MAX_NORM: f64 = 0.5;
