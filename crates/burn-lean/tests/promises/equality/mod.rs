@@ -251,48 +251,6 @@ fn two_models_in_one_loss() {
     }
 }
 
-/// Two backward passes in one step, each for a part of the model. The first forward pass uses the
-/// other part too, for nothing that its loss depends on.
-#[test]
-fn two_losses_with_a_part_of_the_model_each() {
-    let add = |grads: &mut GradientsParams, model: &Parts, loss: Tensor<1>| {
-        let new = GradientsParams::from_grads(loss.backward(), model);
-        for part in [&model.used, &model.last] {
-            let bias = part.bias.as_ref().unwrap().id;
-            if let Some(grad) = new.get::<2>(part.weight.id) {
-                grads.register(part.weight.id, grad);
-            }
-            if let Some(grad) = new.get::<1>(bias) {
-                grads.register(bias, grad);
-            }
-        }
-    };
-    for device in devices() {
-        let grads = |model: &Parts, step| {
-            let mut grads = GradientsParams::new();
-            let x: Tensor<2> = numbers([3, 6], step, &device);
-            let used = model.used.forward(x.clone());
-            let _dead = model.last.forward(used.clone());
-            add(&mut grads, model, used.square().mean());
-            let last = model.last.forward(x.tanh());
-            add(&mut grads, model, last.square().mean());
-            grads
-        };
-        let mut model = seeded(&device, Parts::new);
-        let (mut plain, mut plain_optim) = (model.clone(), adamw());
-        let mut optim = adamw().with_gradient_release();
-        for step in 0..STEPS {
-            let plain_grads = grads(&plain, step);
-            plain = plain_optim.step(LR, plain, plain_grads);
-            model = optim.arm(LR, model);
-            let grads = grads(&model, step);
-            model = optim.step(LR, model, grads);
-            let what = format!("{device:?}, after step {step}");
-            assert_bits(&bits(&model), &bits(&plain), &what);
-        }
-    }
-}
-
 /// Masks are drawn from the generator of the device, in the same order as without gradient release.
 #[test]
 fn dropout() {
