@@ -77,61 +77,6 @@ fn a_strategy_of_the_device_is_kept() {
     assert!(x.grad(&grads).is_some());
 }
 
-#[derive(Module, Debug)]
-struct Block {
-    gamma: Param<Tensor<1>>,
-    beta: Param<Tensor<1>>,
-    weight: Param<Tensor<2>>,
-}
-
-impl Block {
-    fn new(device: &Device) -> Self {
-        Self {
-            gamma: Param::from_tensor(Tensor::ones([6], device)),
-            beta: Param::from_tensor(Tensor::zeros([6], device)),
-            weight: Param::from_tensor(Tensor::zeros([6, 6], device)),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let y = layer_norm(x.clone(), self.gamma.val(), Some(self.beta.val()), 1e-5);
-        x + gelu(y.matmul(self.weight.val()))
-    }
-}
-
-#[test]
-fn gradient_release_and_recomputation_change_no_bit() {
-    const STEPS: usize = 4;
-    let blocks = || {
-        seeded(&flex(), |device| {
-            vec![Block::new(device), Block::new(device)]
-        })
-    };
-    type Run = fn(Tensor<2>, &Block) -> Tensor<2>;
-    let loss = |run: Run| {
-        move |blocks: &Vec<Block>, step: usize| {
-            let x = numbers([4, 6], step, &flex());
-            softmax(blocks.iter().fold(x, run), 1).square().mean()
-        }
-    };
-    let plain: Run = |x, block| block.forward(x);
-    let recomputed: Run = |x, block| checkpoint(block, x, |block: &Block, x| block.forward(x));
-    let (_, expected) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(plain));
-    for (what, run) in [("plain", plain), ("recomputed", recomputed)] {
-        let (_, found) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(run));
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_bits(found, expected, what);
-        }
-        let what = format!("{what}, released");
-        let mut release = momentum().with_gradient_release();
-        let steps = 0..STEPS;
-        let (_, reports) = release_run(blocks(), &mut release, steps, loss(run), &expected, &what);
-        if what.starts_with("plain") {
-            assert_released(&reports, 1, &what);
-        }
-    }
-}
-
 /// A transformer of modules that keep little, with dropout, and a fused head.
 #[derive(Module, Debug)]
 struct Transformer {
