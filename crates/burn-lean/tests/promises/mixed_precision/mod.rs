@@ -2,6 +2,7 @@
 
 mod training;
 
+use burn::module::ModuleDisplay;
 use burn::nn as plain;
 #[cfg(feature = "ndarray")]
 use burn::optim::LionConfig;
@@ -19,35 +20,17 @@ use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::prelude::*;
 
 /// Mixes types where it may not.
-macro_rules! model_of {
-    ($model:ident, $field:ty) => {
-        #[derive(Module, Debug)]
-        struct $model {
-            linear: plain::Linear,
-            inner: Vec<$field>,
-        }
-
-        impl $model {
-            fn of(inner: impl Into<$field>) -> Self {
-                let linear = plain::LinearConfig::new(8, 8).init(&flex());
-                let inner = vec![inner.into()];
-                seeded(&flex(), |_| Self { linear, inner })
-            }
-        }
-    };
+#[derive(Module, Debug)]
+struct Mixed<M: Module> {
+    linear: plain::Linear,
+    inner: Vec<M>,
 }
 
-model_of!(PlainLayerNorm, plain::LayerNorm);
-model_of!(LeanLayerNorm, nn::LayerNorm);
-model_of!(PlainRmsNorm, plain::RmsNorm);
-model_of!(LeanRmsNorm, nn::RmsNorm);
-model_of!(PlainGroupNorm, plain::GroupNorm);
-model_of!(LeanGroupNorm, nn::GroupNorm);
-model_of!(PlainBatchNorm, plain::BatchNorm);
-model_of!(PlainRotary, plain::RotaryEncoding);
-model_of!(LeanRotary, nn::RotaryEncoding);
-model_of!(PlainPositions, plain::PositionalEncoding);
-model_of!(LeanPositions, nn::PositionalEncoding);
+fn mixed<M: Module + ModuleDisplay>(inner: M) -> Mixed<M> {
+    let linear = plain::LinearConfig::new(8, 8).init(&flex());
+    let inner = vec![inner];
+    seeded(&flex(), |_| Mixed { linear, inner })
+}
 
 fn types<M: Module>(model: &M) -> Vec<DType> {
     struct Types(Vec<DType>);
@@ -95,22 +78,22 @@ fn modules_that_cannot_mix_types_are_refused_by_path() {
     let group = plain::GroupNormConfig::new(2, 8).init(&device);
     let rotary = plain::RotaryEncodingConfig::new(16, 8).init(&device);
     let positions = plain::PositionalEncodingConfig::new(8).init(&device);
-    assert_cast(LeanLayerNorm::of(layer.clone()));
-    assert_cast(LeanRmsNorm::of(rms.clone()));
-    assert_cast(LeanGroupNorm::of(group.clone()));
-    assert_cast(LeanRotary::of(rotary.clone()));
-    assert_cast(LeanPositions::of(positions.clone()));
-    assert_refused(PlainLayerNorm::of(layer.clone()), "LayerNorm");
-    assert_refused(PlainRmsNorm::of(rms), "RmsNorm");
-    assert_refused(PlainGroupNorm::of(group), "GroupNorm");
-    assert_refused(PlainRotary::of(rotary), "RotaryEncoding");
-    assert_refused(PlainPositions::of(positions), "PositionalEncoding");
-    let batch = PlainBatchNorm::of(plain::BatchNormConfig::new(8).init(&device));
+    assert_cast(mixed(nn::LayerNorm::from(layer.clone())));
+    assert_cast(mixed(nn::RmsNorm::from(rms.clone())));
+    assert_cast(mixed(nn::GroupNorm::from(group.clone())));
+    assert_cast(mixed(nn::RotaryEncoding::from(rotary.clone())));
+    assert_cast(mixed(nn::PositionalEncoding::from(positions.clone())));
+    assert_refused(mixed(layer.clone()), "LayerNorm");
+    assert_refused(mixed(rms), "RmsNorm");
+    assert_refused(mixed(group), "GroupNorm");
+    assert_refused(mixed(rotary), "RotaryEncoding");
+    assert_refused(mixed(positions), "PositionalEncoding");
+    let batch = mixed(plain::BatchNormConfig::new(8).init(&device));
     assert_refused(batch.clone(), "BatchNorm");
 
     // Both ways out.
     let all = MixedPrecision::bf16().cast_norms();
-    let model = all.cast(PlainLayerNorm::of(layer)).unwrap();
+    let model = all.cast(mixed(layer)).unwrap();
     assert_eq!(types(&model), [DType::BF16; 4]);
     let x = numbers([3, 8], 1, &device).cast(DType::BF16);
     assert_eq!(model.inner[0].forward(x).dtype(), DType::BF16);
@@ -409,7 +392,7 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
 fn running_statistics_are_cast_with_their_update() {
     let device = flex();
     let batch_norm = plain::BatchNormConfig::new(8).init(&device);
-    let model = PlainBatchNorm::of(batch_norm);
+    let model = mixed(batch_norm);
     let x = numbers([4, 8], 1, &device);
     let _ = model.inner[0].forward(x.clone() + 3.0);
     let expected = model.inner[0].running_mean.value_sync().cast(DType::BF16);
