@@ -152,7 +152,7 @@ fn weights_that_are_cast_when_used() {
     same(&OPTIMS, &small(), |model, step| {
         let x = numbers::<2>([3, 4], step, &flex()).cast(FloatDType::BF16);
         let x = x.matmul(model.tied.val().cast(FloatDType::BF16));
-        let x = activation::gelu(model.first.forward(x.cast(FloatDType::F32)));
+        let x = gelu(model.first.forward(x.cast(FloatDType::F32)));
         let x = model.second.forward(x).cast(FloatDType::F16);
         let x = x.matmul(model.tied.val().cast(FloatDType::F16));
         x.cast(FloatDType::F32).square().mean()

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use burn::tensor::activation;
-
 use crate::harness::prelude::*;
 use crate::harness::watched_adamw;
 use crate::small::{plain_values, started};
@@ -169,7 +167,7 @@ fn loss(model: &Small, fails: bool) -> Tensor<1> {
     let x = checkpoint(&model.first, x, move |layer, x| {
         let run = runs.fetch_add(1, Ordering::Relaxed);
         assert!(!fails || run == 0, "in backward");
-        activation::gelu(layer.forward(x))
+        gelu(layer.forward(x))
     });
     model.second.forward(x).square().mean()
 }

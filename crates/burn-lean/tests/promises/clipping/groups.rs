@@ -103,7 +103,7 @@ fn a_group_without_parameters_is_refused() {
         let refused = optim.try_step(LR, model, grads).unwrap_err();
         assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
         let (model, grads) = refused.into_given();
-        assert_eq!(grads.len(), crate::small::PARAMS);
+        assert_eq!(grads.len(), PARAMS);
         assert_bits(&bits(&model), &before, "refused");
     }
 }

@@ -17,7 +17,7 @@ fn started() -> (Small, ReleaseOptimizer, Plain) {
 }
 
 /// The bits of the model that this record is of.
-fn loaded(record: ModuleRecord) -> crate::harness::Bits {
+fn loaded(record: ModuleRecord) -> Bits {
     bits(&numbered_from(small(), 3000).load_record(record))
 }
 

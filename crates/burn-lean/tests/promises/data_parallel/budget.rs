@@ -23,7 +23,7 @@ struct Block {
 impl Block {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let gate = activation::sigmoid(self.gate.forward(x.clone()));
-        let one = activation::gelu(self.one.forward(x.clone()));
+        let one = gelu(self.one.forward(x.clone()));
         x.clone() + self.other.forward(one + x) * gate
     }
 }

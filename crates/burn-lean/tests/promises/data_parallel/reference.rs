@@ -1,6 +1,5 @@
 //! One process that trains on the shares of all replicas, with plain Burn.
 
-use burn::tensor::activation;
 use burn_lean::{DataParallel, Replicas};
 
 use crate::harness::prelude::*;
@@ -31,7 +30,7 @@ impl Net {
     /// With scopes that backward computes again, or without: the same numbers.
     pub(crate) fn loss(&self, batch: usize, has_scopes: bool) -> Tensor<1> {
         let x = numbers([4, 6], batch, &flex()).matmul(self.tied.val());
-        let run = |layer: &Linear, x: Tensor<2>| x.clone() + activation::gelu(layer.forward(x));
+        let run = |layer: &Linear, x: Tensor<2>| x.clone() + gelu(layer.forward(x));
         let x = self.layers.iter().fold(x, |x, layer| match has_scopes {
             true => checkpoint(layer, x, run),
             false => run(layer, x),

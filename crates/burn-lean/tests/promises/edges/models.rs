@@ -110,7 +110,7 @@ fn parameters_used_through_views_only() {
         let left = x.clone().matmul(sliced.val().slice([0..4, 0..4]));
         let right = x.matmul(sliced.val().slice([0..4, 4..8]).swap_dims(0, 1));
         let expanded = expanded.val().unsqueeze::<2>().expand([3, 4]);
-        (activation::gelu(left) * right + expanded).square().mean()
+        (gelu(left) * right + expanded).square().mean()
     });
     assert_eq!(report.count(Outcome::Released), 4);
 }
@@ -301,7 +301,7 @@ fn a_shared_encoder_in_turns() {
     type Task = (Linear, Linear);
     let loss = |(encoder, head): &Task, step: usize| {
         let x = numbers::<2>([3, 4], step, &flex());
-        let x = head.forward(activation::gelu(encoder.forward(x)));
+        let x = head.forward(gelu(encoder.forward(x)));
         x.square().mean()
     };
     let layer = |from| -> Linear { numbered_from(LinearConfig::new(4, 4).init(&flex()), from) };

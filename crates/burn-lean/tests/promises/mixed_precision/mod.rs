@@ -1,5 +1,10 @@
 //! Models in half precision with normalizations in f32, and all that saves memory with them.
 
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
 mod training;
 
 use burn::module::ModuleDisplay;

@@ -1,5 +1,10 @@
 //! Modules in place of Burn's: the same records, numbers and gradients.
 
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
 use burn::module::list_param_ids;
 use burn::nn as plain;
 use burn_lean::MixedPrecision;

@@ -1,5 +1,10 @@
 //! Normalizations.
 
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
 use burn::nn::GroupNormConfig;
 use burn_lean::operations::{group_norm, layer_norm, rms_norm};
 

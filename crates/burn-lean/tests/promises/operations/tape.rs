@@ -106,9 +106,9 @@ impl Transformer {
                 self.encoder.forward(input)
             }
         };
-        let targets = crate::harness::ids([10], step, 11, &device);
+        let targets = ids([10], step, 11, &device);
         let bias = self.head.bias.as_ref().map(Param::val);
-        let loss = burn::nn::loss::CrossEntropyLossConfig::new().init(&device);
+        let loss = CrossEntropyLossConfig::new().init(&device);
         let hidden = x.reshape([10, 8]);
         linear_cross_entropy(&loss, hidden, self.head.weight.val(), bias, targets)
     }

@@ -76,7 +76,7 @@ fn finite_differences(is_nested: bool) {
         let mut data: Vec<f32> = x.to_data().try_into_vec().unwrap();
         let mut at = |by: f32| {
             data[i] += by;
-            let x = burn::tensor::TensorData::new(data.clone(), [7, 6]);
+            let x = TensorData::new(data.clone(), [7, 6]);
             out(Tensor::from_data(x, &device)).into_scalar::<f32>()
         };
         let (above, below) = (at(h), at(-2.0 * h));

@@ -23,7 +23,7 @@ fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Ten
 fn a_teacher_with_the_ids_of_its_student() {
     let device = flex();
     let start: Linear = seeded(&device, |device| LinearConfig::new(6, 4).init(device));
-    let changed = |module: Linear| crate::small::numbered_from(module, 300);
+    let changed = |module: Linear| numbered_from(module, 300);
     let sgd = || SgdConfig::new().init();
     for teacher in [
         changed(start.clone().no_grad()),

@@ -96,11 +96,7 @@ fn loader(batches: usize) -> Arc<dyn DataLoader<usize>> {
 
 /// The weights after two epochs of six steps, and the highest peak of them all but the last one, in
 /// units of the parameters' bytes.
-fn train(
-    optim: fn() -> ModuleOptimizer,
-    is_released: bool,
-    window: Option<usize>,
-) -> (crate::harness::Bits, f64) {
+fn train(optim: fn() -> ModuleOptimizer, is_released: bool, window: Option<usize>) -> (Bits, f64) {
     let before = HEAP.current_usage();
     let model = Deep::new();
     let log = model.log.clone();

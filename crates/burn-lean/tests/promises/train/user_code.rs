@@ -61,7 +61,7 @@ fn weights_clamped_after_the_step() {
 fn a_part_frozen_after_the_second_step() {
     let training = optimize(Optimize::Freeze);
     let run = training.assert_same("frozen");
-    let head = |bits: &crate::harness::Bits| {
+    let head = |bits: &Bits| {
         let of_head = bits.iter().filter(|(path, _)| path.starts_with("head"));
         of_head.cloned().collect::<Vec<_>>()
     };

@@ -348,7 +348,7 @@ impl Options {
             // A row without keys.
             let empty = scores.max_dim(3).equal_scalar(f64::NEG_INFINITY);
             let weights = weights.mask_fill(empty, 0.0);
-            let dropout = burn::nn::DropoutConfig::new(self.dropout).init();
+            let dropout = DropoutConfig::new(self.dropout).init();
             dropout.forward(weights).matmul(value).flatten(0, 3)
         }
     }
