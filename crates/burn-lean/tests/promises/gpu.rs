@@ -4,14 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor};
-use burn_lean::{Outcome, WithGradientRelease, checkpoint};
-
-use crate::harness::{LR, bits, numbers, plain_step, release_step, seeded, watched_adamw};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
 
 #[derive(Module, Debug)]
 struct Block {
@@ -127,11 +121,9 @@ fn numbers_and_memory() {
 #[cfg(all(feature = "operations", feature = "optim"))]
 #[test]
 fn mixed_precision_resumes_with_the_same_bits() {
-    use burn::optim::{AdamWConfig, OptimizerRecord};
-    use burn::tensor::DType;
+    use burn_lean::MixedPrecision;
     use burn_lean::operations::nn;
     use burn_lean::optim::InFiveBytes;
-    use burn_lean::{MixedPrecision, ReleaseOptimizer};
 
     let _device = device_alone();
 
@@ -178,7 +170,6 @@ fn mixed_precision_resumes_with_the_same_bits() {
 #[cfg(all(feature = "optim", feature = "flex"))]
 #[test]
 fn states_in_host_memory() {
-    use burn::optim::AdamWConfig;
     use burn_lean::optim::{InOnePass, Lean, Offload};
 
     let _device = device_alone();

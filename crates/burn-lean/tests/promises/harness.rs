@@ -12,6 +12,41 @@ use burn::optim::{
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::{FirstPass, Outcome, ReleaseOptimizer, StepReport, WithGradientRelease};
 
+/// What most tests need.
+pub(crate) mod prelude {
+    pub(crate) use super::{
+        BOTH, Bits, LR, adamw, alone, assert_bits, assert_released, bits, both_ways, devices, flex,
+        ids, map_numbers, momentum, numbers, plain_run, plain_step, release_run, release_step,
+        seeded,
+    };
+    pub(crate) use crate::small::{
+        PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish,
+        grads_of, numbered, numbered_from, panic_of, plain, small, train_plain,
+    };
+    pub(crate) use burn::grad_clipping::GradientClippingConfig;
+    pub(crate) use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+    pub(crate) use burn::nn::activation::ActivationConfig;
+    pub(crate) use burn::nn::loss::CrossEntropyLossConfig;
+    pub(crate) use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
+    pub(crate) use burn::nn::{
+        BatchNorm, BatchNormConfig, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm,
+        LayerNormConfig, Linear, LinearConfig, RmsNormConfig,
+    };
+    pub(crate) use burn::optim::momentum::MomentumConfig;
+    pub(crate) use burn::optim::{
+        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer,
+        OptimizerRecord, SgdConfig,
+    };
+    pub(crate) use burn::store::ModuleRecord;
+    pub(crate) use burn::tensor::activation::{gelu, relu};
+    pub(crate) use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+    pub(crate) use burn_lean::{
+        AdaptiveClippingConfig, AutoClipConfig, Budget, FirstPass, LossScalerConfig, NormClipping,
+        Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
+        WithGradientRelease, ZClipConfig, checkpoint,
+    };
+}
+
 pub(crate) const LR: f64 = 1e-2;
 
 /// Each parameter's path and bits.
@@ -119,14 +154,16 @@ pub(crate) fn zero_linear(inputs: usize, outputs: usize, device: &Device) -> Lin
 
 /// Runs the rest of a test in a process of its own: it draws from the generator of a device, or
 /// counts bytes.
-pub(crate) fn alone(test: &str, run: impl FnOnce()) {
+pub(crate) fn alone(run: impl FnOnce()) {
     const VARIABLE: &str = "BURN_LEAN_TEST_ALONE";
-    if std::env::var(VARIABLE).is_ok_and(|alone| alone == test) {
+    if std::env::var_os(VARIABLE).is_some() {
         return run();
     }
+    let thread = std::thread::current();
+    let test = thread.name().expect("a test has a thread of its name");
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, test)
+        .env(VARIABLE, "")
         .output()
         .unwrap();
     let (out, err) = (

@@ -1,42 +1,15 @@
 //! Ready scopes: layers, Burn's encoder and decoder, a loss over chunks of tokens.
 
-use burn::module::Module;
-use burn::nn::activation::{Activation, ActivationConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{
-    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
-    TransformerEncoderConfig, TransformerEncoderInput,
-};
-use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState, PReluConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean::operations::nn;
+use burn::nn::activation::Activation;
+use burn::nn::transformer::TransformerEncoder;
+use burn::nn::{Lstm, LstmConfig, LstmState, PReluConfig};
 use burn_lean::{
-    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
-    checkpoint_steps,
+    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_encoder, checkpoint_steps,
 };
 
-use crate::harness::{alone, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 use crate::memory::peak_of;
 use crate::scopes::{assert_same_recomputed, forward};
-use crate::small::assert_panics;
-
-#[derive(Module, Debug)]
-struct Translator {
-    encoder: TransformerEncoder,
-    decoder: TransformerDecoder,
-}
-
-impl Translator {
-    fn new(device: &Device) -> Self {
-        let encoder = TransformerEncoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
-        let decoder = TransformerDecoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
-        Self {
-            encoder: encoder.init(device),
-            decoder: decoder.init(device),
-        }
-    }
-}
 
 fn pad(device: &Device) -> Tensor<2, Bool> {
     Tensor::<2, Int>::from_ints([[0, 0, 0, 0], [0, 0, 1, 1]], device).equal_elem(1)
@@ -46,75 +19,55 @@ fn causal(device: &Device) -> Tensor<3, Bool> {
     burn::nn::attention::generate_autoregressive_mask(2, 4, device)
 }
 
-fn loss(model: &Translator, step: usize, again: bool) -> Tensor<1> {
-    let device = flex();
-    let (pad, causal) = (pad(&device), causal(&device));
-    let x = numbers([2, 4, 8], step, &device);
-    let target = numbers([2, 4, 8], step + 50, &device);
-    let out = match again {
-        true => {
-            let masks = (Some(pad.clone()), Some(causal.clone()));
-            let memory = checkpoint_encoder(&model.encoder, x, masks.0, masks.1);
-            let masks = DecoderMasks {
-                target_attn: Some(causal),
-                memory_pad: Some(pad),
-                ..DecoderMasks::default()
+/// What released steps with an encoder and a decoder did, of Burn's `nn` or of ours.
+macro_rules! translated {
+    ($($nn:ident)::+) => {{
+        use $($nn)::+::transformer::{
+            TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig,
+            TransformerEncoderInput,
+        };
+        let make = |device: &Device| {
+            let encoder = TransformerEncoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
+            let decoder = TransformerDecoderConfig::new(8, 16, 2, 3).with_dropout(0.0);
+            (encoder.init(device), decoder.init(device))
+        };
+        assert_same_recomputed(&flex(), make, |(encoder, decoder), step, again| {
+            let x = numbers([2, 4, 8], step, &flex());
+            let target = numbers([2, 4, 8], step + 50, &flex());
+            let (pad, causal) = (pad(&flex()), causal(&flex()));
+            let out = match again {
+                true => {
+                    let masks = (Some(pad.clone()), Some(causal.clone()));
+                    let memory = checkpoint_encoder(encoder, x, masks.0, masks.1);
+                    let masks = DecoderMasks {
+                        target_attn: Some(causal),
+                        memory_pad: Some(pad),
+                        ..DecoderMasks::default()
+                    };
+                    checkpoint_decoder(decoder, target, memory, masks)
+                }
+                false => {
+                    let input = TransformerEncoderInput::new(x).mask_pad(pad.clone());
+                    let memory = encoder.forward(input.mask_attn(causal.clone()));
+                    let input = TransformerDecoderInput::new(target, memory);
+                    decoder.forward(input.target_mask_attn(causal).memory_mask_pad(pad))
+                }
             };
-            checkpoint_decoder(&model.decoder, target, memory, masks)
-        }
-        false => {
-            let input = TransformerEncoderInput::new(x).mask_pad(pad.clone());
-            let memory = model.encoder.forward(input.mask_attn(causal.clone()));
-            let input = TransformerDecoderInput::new(target, memory).target_mask_attn(causal);
-            model.decoder.forward(input.memory_mask_pad(pad))
-        }
-    };
-    out.square().mean()
+            out.square().mean()
+        })
+    }};
 }
 
 #[test]
 fn burns_encoder_and_decoder() {
-    for report in assert_same_recomputed(&flex(), Translator::new, loss) {
+    for report in translated!(burn::nn) {
         assert_eq!(report.in_place(), report.outcomes().count());
     }
 }
 
-/// The encoder and the decoder of [`operations::nn`](nn), too.
 #[test]
 fn lean_encoder_and_decoder() {
-    let make = |device: &Device| {
-        let encoder = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
-        let decoder = nn::transformer::TransformerDecoderConfig::new(8, 16, 2, 3);
-        (
-            encoder.with_dropout(0.0).init(device),
-            decoder.with_dropout(0.0).init(device),
-        )
-    };
-    assert_same_recomputed(&flex(), make, |(encoder, decoder), step, again| {
-        let x = numbers([2, 4, 8], step, &flex());
-        let target = numbers([2, 4, 8], step + 50, &flex());
-        let (pad, causal) = (pad(&flex()), causal(&flex()));
-        let out = match again {
-            true => {
-                let memory =
-                    checkpoint_encoder(encoder, x, Some(pad.clone()), Some(causal.clone()));
-                let masks = DecoderMasks {
-                    target_attn: Some(causal),
-                    memory_pad: Some(pad),
-                    ..DecoderMasks::default()
-                };
-                checkpoint_decoder(decoder, target, memory, masks)
-            }
-            false => {
-                let input = nn::transformer::TransformerEncoderInput::new(x);
-                let input = input.mask_pad(pad.clone()).mask_attn(causal.clone());
-                let memory = encoder.forward(input);
-                let input = nn::transformer::TransformerDecoderInput::new(target, memory);
-                decoder.forward(input.target_mask_attn(causal).memory_mask_pad(pad))
-            }
-        };
-        out.square().mean()
-    });
+    translated!(burn_lean::operations::nn);
 }
 
 /// Burn skips the activation of a feed-forward network: no scope sees its parameters.
@@ -156,25 +109,8 @@ fn the_state_of_an_lstm() {
     });
 }
 
-#[test]
-fn layers_one_after_the_other() {
-    let make = |device: &Device| -> Vec<Linear> {
-        (0..4)
-            .map(|_| LinearConfig::new(6, 6).init(device))
-            .collect()
-    };
-    assert_same_recomputed(&flex(), make, |layers, step, again| {
-        let x = numbers::<2>([3, 6], step, &flex());
-        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-        let x = match again {
-            true => checkpoint_each(layers, x, run),
-            false => layers.iter().fold(x, |x, layer| run(layer, x)),
-        };
-        x.square().mean()
-    });
-}
-
-/// The same numbers as one chunk after the other in plain Burn; close to the loss over all.
+/// The same numbers as one chunk after the other in plain Burn. Those of the loss over all are compared
+/// in `operations::cross_entropy`.
 #[test]
 fn a_loss_over_chunks_of_tokens() {
     let make = |device: &Device| -> Linear { LinearConfig::new(6, 40).init(device) };
@@ -183,12 +119,9 @@ fn a_loss_over_chunks_of_tokens() {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
         loss.forward(head.forward(hidden), targets) * tokens
     };
-    let batch = |step| {
-        let hidden = numbers::<2>([11, 6], step, &flex());
-        (hidden, ids([11], step, 40, &flex()))
-    };
     assert_same_recomputed(&flex(), make, |head, step, again| {
-        let (hidden, targets) = batch(step);
+        let hidden = numbers::<2>([11, 6], step, &flex());
+        let targets = ids([11], step, 40, &flex());
         let sum = match again {
             true => checkpoint_chunks(head, hidden, targets, 4, chunk_loss),
             false => {
@@ -199,26 +132,13 @@ fn a_loss_over_chunks_of_tokens() {
         };
         sum / 11.0
     });
-
-    let head = seeded(&flex(), make);
-    let grad_of = |loss: Tensor<1>| {
-        let grads = GradientsParams::from_grads(loss.backward(), &head);
-        grads.get::<2>(head.weight.id).unwrap()
-    };
-    let (hidden, targets) = batch(9);
-    let chunks = checkpoint_chunks(&head, hidden.clone(), targets.clone(), 4, chunk_loss);
-    let whole = chunk_loss(&head, hidden, targets);
-    let difference = (grad_of(chunks) - grad_of(whole)).abs();
-    let difference = difference.max().into_scalar::<f32>();
-    // Sums of 11 numbers of about 1, in two orders.
-    assert!(difference < 2e-6, "{difference}");
 }
 
 /// A recurrent model over 100 steps: the gradients of one call, up to the order of sums, and less
 /// than two thirds of its bytes.
 #[test]
 fn scopes_of_steps() {
-    alone("layers::scopes_of_steps", || {
+    alone(|| {
         const BATCH: usize = 64;
         const TIME: usize = 100;
         const WIDTH: usize = 32;

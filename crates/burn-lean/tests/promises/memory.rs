@@ -3,20 +3,10 @@
 //!
 //! Each test runs in a process of its own, as it counts the bytes of the whole process.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use burn_lean::{Budget, FirstPass, ReleaseAccumulator, WithGradientRelease, checkpoint};
 use peak_alloc::PeakAlloc;
 
-use crate::harness::{
-    Bits, LR, alone, assert_bits, bits, flex, momentum, numbers, plain_step, release_step, seeded,
-    zero_linear,
-};
-
-use crate::small::numbered;
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 
 #[global_allocator]
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;
@@ -35,6 +25,10 @@ impl Block {
 
 const WIDTH: usize = 128;
 const LAYERS: usize = 24;
+
+/// Bytes of all parameters, and of the largest.
+const PARAMETERS: usize = LAYERS * 4 * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH);
+const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
 
 pub(crate) fn deep(device: &Device) -> Vec<Block> {
     let block = |_| Block {
@@ -61,21 +55,6 @@ fn forward_recomputed(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> 
 
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
-}
-
-/// Bytes of all parameters, and of the largest.
-fn size<M: Module>(model: &M) -> (usize, usize) {
-    struct Size(usize, usize);
-    impl ModuleVisitor for Size {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let bytes = 4 * param.shape().num_elements();
-            self.0 += bytes;
-            self.1 = self.1.max(bytes);
-        }
-    }
-    let mut size = Size(0, 0);
-    model.visit(&mut size);
-    (size.0, size.1)
 }
 
 /// The peak of a call, above what was in use before it.
@@ -127,7 +106,8 @@ fn measured(
 fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
     const STEPS: usize = 3;
     let model = seeded(&flex(), deep);
-    let (params, largest) = size(&model);
+    assert_eq!(PARAMETERS, 4 * model.num_params());
+    let (params, largest) = (PARAMETERS, LARGEST);
     let kept = activations(|| forward(&model, batch, 0));
     drop(model);
     let loss = |model: &[Block], step| forward(model, batch, step);
@@ -159,19 +139,17 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
 
 #[test]
 fn deep_with_momentum() {
-    alone("memory::deep_with_momentum", || {
-        assert_floor(momentum, 1, 1)
-    });
+    alone(|| assert_floor(momentum, 1, 1));
 }
 
 #[test]
 fn deep_with_adamw() {
-    alone("memory::deep_with_adamw", || assert_floor(adamw, 2, 8));
+    alone(|| assert_floor(adamw, 2, 8));
 }
 
 #[test]
 fn weights_are_written_in_place() {
-    alone("memory::weights_are_written_in_place", || {
+    alone(|| {
         let mut model = seeded(&flex(), deep);
         let mut optim = adamw().with_gradient_release();
         for step in 0..3 {
@@ -195,7 +173,7 @@ fn weights_are_written_in_place() {
 /// `Small` does not.
 #[test]
 fn first_passes() {
-    alone("memory::first_passes", || {
+    alone(|| {
         let peak = |first_pass| {
             let model = seeded(&flex(), deep);
             let mut optim = SgdConfig::new()
@@ -205,20 +183,22 @@ fn first_passes() {
             let loss = |model: &Vec<Block>| forward(model, 1, 0);
             peak_of(|| release_step(model, &mut optim, loss)).1
         };
-        let (params, _) = size(&seeded(&flex(), deep));
         let (exact, small) = (peak(FirstPass::Exact), peak(FirstPass::Small));
-        assert!(exact > params, "{exact} bytes; all gradients are {params}");
+        assert!(
+            exact > PARAMETERS,
+            "{exact} bytes; all gradients are {PARAMETERS}"
+        );
         // Some gradients, and the text from which the orders of the tape are read.
         assert!(
-            small < params / 5,
-            "{small} bytes; all gradients are {params}"
+            small < PARAMETERS / 5,
+            "{small} bytes; all gradients are {PARAMETERS}"
         );
     });
 }
 
 #[test]
 fn scopes_keep_their_inputs_alone() {
-    alone("memory::scopes_keep_their_inputs_alone", || {
+    alone(|| {
         const BATCH: usize = 256;
         let keep = |model: &[Block], step| forward(model, BATCH, step);
         let (expected, kept) = train(adamw(), 2, keep);
@@ -230,8 +210,7 @@ fn scopes_keep_their_inputs_alone() {
         // and after relu, the gradients of both, and a temporary.
         let of_inputs = 4 * BATCH * WIDTH * (LAYERS + 1);
         let of_one = 4 * BATCH * 4 * WIDTH * 5;
-        let (_, largest) = size(&seeded(&flex(), deep));
-        let most = of_inputs + of_one + 3 * largest;
+        let most = of_inputs + of_one + 3 * LARGEST;
         assert!(
             recomputed < most,
             "{recomputed} bytes, expected at most {most}"
@@ -246,9 +225,8 @@ fn scopes_keep_their_inputs_alone() {
 /// A window of micro-batches holds one set of sums, and one gradient.
 #[test]
 fn accumulation_holds_one_set_of_gradients() {
-    alone("memory::accumulation_holds_one_set_of_gradients", || {
+    alone(|| {
         let mut model = seeded(&flex(), deep);
-        let (params, largest) = size(&model);
         let mut optim = adamw().with_gradient_release();
         let mut accumulator = ReleaseAccumulator::new();
         for window in 0..2 {
@@ -270,8 +248,8 @@ fn accumulation_holds_one_set_of_gradients() {
             });
             let in_place = optim.last_step().unwrap().in_place();
             assert_eq!(in_place, 4 * LAYERS, "in window {window}");
-            let states = if window == 0 { 2 * params } else { 0 };
-            let most = states + params + 4 * largest;
+            let states = if window == 0 { 2 * PARAMETERS } else { 0 };
+            let most = states + PARAMETERS + 4 * LARGEST;
             assert!(
                 peak < most,
                 "window {window}: {peak} bytes, expected at most {most}"
@@ -311,7 +289,7 @@ fn small_loss(layers: &[Linear], step: usize, again: bool) -> Tensor<1> {
 
 #[test]
 fn nothing_grows_over_steps() {
-    alone("memory::nothing_grows_over_steps", || {
+    alone(|| {
         let mut optim = adamw().with_gradient_release();
         let mut model = seeded(&flex(), small);
         assert_no_growth(|step| {
@@ -326,30 +304,27 @@ fn nothing_grows_over_steps() {
 /// Burn frees a graph that nobody holds at the next backward pass.
 #[test]
 fn nothing_grows_over_abandoned_forward_passes() {
-    alone(
-        "memory::nothing_grows_over_abandoned_forward_passes",
-        || {
-            let mut optim = adamw().with_gradient_release();
-            let mut model = seeded(&flex(), small);
-            assert_no_growth(|step| {
-                let mut taken = optim.arm(LR, std::mem::take(&mut model));
-                for again in [false, true] {
-                    drop(small_loss(&taken, step, again));
-                }
-                taken = match step % 3 {
-                    0 => optim.disarm(taken),
-                    _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
-                };
-                model = taken;
-            });
-        },
-    );
+    alone(|| {
+        let mut optim = adamw().with_gradient_release();
+        let mut model = seeded(&flex(), small);
+        assert_no_growth(|step| {
+            let mut taken = optim.arm(LR, std::mem::take(&mut model));
+            for again in [false, true] {
+                drop(small_loss(&taken, step, again));
+            }
+            taken = match step % 3 {
+                0 => optim.disarm(taken),
+                _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
+            };
+            model = taken;
+        });
+    });
 }
 
 /// An average of weights, whose passes see no backward.
 #[test]
 fn nothing_grows_over_passes_of_new_leaves() {
-    alone("memory::nothing_grows_over_passes_of_new_leaves", || {
+    alone(|| {
         let mut average = seeded(&flex(), small);
         let mut model = seeded(&flex(), small);
         let mut optim = adamw();
@@ -366,7 +341,7 @@ fn nothing_grows_over_passes_of_new_leaves() {
 /// As many blocks are kept as fit, no more bytes than asked for are, and the weights are the same.
 #[test]
 fn a_budget_keeps_what_fits() {
-    alone("memory::a_budget_keeps_what_fits", || {
+    alone(|| {
         const BATCH: usize = 256;
         let train = |budget: Option<&Budget>| {
             let mut model = seeded(&flex(), deep);
@@ -420,15 +395,14 @@ fn a_budget_keeps_what_fits() {
 /// Adding gradient release, and the first arming, copies the states of one parameter at most.
 #[test]
 fn states_are_not_copied() {
-    alone("memory::states_are_not_copied", || {
+    alone(|| {
         let (mut model, mut optim) = (seeded(&flex(), deep), adamw());
         model = plain_step(model, &mut optim, |model| forward(model, 1, 0));
-        let (all, largest) = size(&model);
         let (mut optim, added) = peak_of(|| optim.with_gradient_release());
         let (_model, armed) = peak_of(|| optim.arm(LR, model));
-        println!("added {added}, armed {armed}, states {}", 2 * all);
+        println!("added {added}, armed {armed}, states {}", 2 * PARAMETERS);
         // Two moments, and their copies.
-        assert!(added.max(armed) <= 4 * largest);
-        assert!(8 * largest < all);
+        assert!(added.max(armed) <= 4 * LARGEST);
+        const { assert!(8 * LARGEST < PARAMETERS) };
     });
 }

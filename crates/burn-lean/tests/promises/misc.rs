@@ -1,15 +1,10 @@
 //! Shapes, types, numbers and counts that are unusual.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Initializer, Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData, activation};
-use burn_lean::{FirstPass, Outcome, StepReport, WithGradientRelease};
+use burn::nn::Initializer;
+use burn::tensor::{FloatDType, activation};
 
-use crate::harness::{
-    LR, Named, adamw, bits, both_ways, flex, map_numbers, numbers, plain_step, release_step,
-};
-use crate::small::{Small, assert_panics, bits_of, numbered, numbered_from, panic_of, small};
+use crate::harness::Named;
+use crate::harness::prelude::*;
 
 fn sgd() -> ModuleOptimizer {
     SgdConfig::new().init()
@@ -157,7 +152,7 @@ fn weights_that_are_cast_when_used() {
     same(&OPTIMS, &small(), |model, step| {
         let x = numbers::<2>([3, 4], step, &flex()).cast(FloatDType::BF16);
         let x = x.matmul(model.tied.val().cast(FloatDType::BF16));
-        let x = activation::gelu(model.first.forward(x.cast(FloatDType::F32)));
+        let x = gelu(model.first.forward(x.cast(FloatDType::F32)));
         let x = model.second.forward(x).cast(FloatDType::F16);
         let x = x.matmul(model.tied.val().cast(FloatDType::F16));
         x.cast(FloatDType::F32).square().mean()
@@ -190,6 +185,8 @@ fn same_normal(start: &Small, what: &str, loss: impl Fn(&Small, usize) -> Tensor
             model = release.step(LR, model, grads);
             let what = format!("{name}, {what}, step {step}");
             assert_eq!(normal(&model), normal(&plain), "{what}");
+            // Nobody asks for a norm.
+            assert_eq!(release.last_step().unwrap().grad_norm(), None, "{what}");
             // Real NaN among the weights are no placeholder.
             assert_eq!(bits(&copy.clone().materialize()), before, "{what}: a copy");
             let saved = small().load_record(copy.into_record());
@@ -314,14 +311,8 @@ fn parameters_that_are_not_initialized() {
         let x = numbers::<2>([3, 4], step, &flex());
         model.forward(x).square().mean()
     };
-    let (mut plain, mut model) = (make(), make());
-    let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
-    assert!(!model.weight.is_initialized());
-    for step in 0..3 {
-        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
-        model = release_step(model, &mut optim, |model| loss(model, step));
-        assert_eq!(bits(&model), bits(&plain), "after step {step}");
-    }
+    assert!(!make().weight.is_initialized());
+    both_ways(&OPTIMS[..1], &[FirstPass::Auto], 3, make, loss);
 }
 
 /// A clone of a model that shares its initialization: the weights are drawn once.

@@ -1,7 +1,7 @@
 //! Every module of burn-nn that has parameters: the bits of plain Burn.
 
-use burn::module::{Module, ModuleDisplay, Param};
-use burn::nn::activation::{Activation, ActivationConfig};
+use burn::module::ModuleDisplay;
+use burn::nn::activation::Activation;
 use burn::nn::attention::{
     CrossAttentionConfig, MhaInput, MultiHeadAttentionConfig, generate_autoregressive_mask,
 };
@@ -12,18 +12,15 @@ use burn::nn::conv::{
 use burn::nn::norm::{Normalization, NormalizationConfig};
 use burn::nn::transformer::{
     PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerDecoderInput,
-    TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{
-    BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, EmbeddingConfig, GroupNormConfig,
-    GruConfig, InstanceNormConfig, LayerNormConfig, LinearConfig, LinearLayout, LstmConfig,
-    PReluConfig, PaddingConfig2d, PositionalEncodingConfig, RmsNormConfig, RnnConfig,
+    BiGruConfig, BiLstmConfig, BiRnnConfig, GroupNormConfig, GruConfig, InstanceNormConfig,
+    LinearLayout, LstmConfig, PReluConfig, PaddingConfig2d, PositionalEncodingConfig, RnnConfig,
     RotaryEncoding, RotaryEncodingConfig, SwiGluConfig,
 };
-use burn::tensor::{Device, Tensor};
-use burn_lean::FirstPass;
 
-use crate::harness::{BOTH, FIRST_PASSES, both_ways, flex, ids, numbers, seeded};
+use crate::harness::FIRST_PASSES;
+use crate::harness::prelude::*;
 
 const STEPS: usize = 5;
 

@@ -1,32 +1,19 @@
 //! Every optimizer of Burn, with its groups, rates, clipping and records.
 
-use std::ops::Range;
-
-use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{
     ModuleLearningRate, ModuleLrScheduler, ModuleLrSchedulerConfig,
 };
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, AdjustLrFn,
-    GradientsParams, LambConfig, LionConfig, ModuleOptimizer, MuonConfig, OptimizerRecord,
-    RmsPropConfig, SgdConfig,
+    AdaGradConfig, AdafactorConfig, AdanConfig, AdjustLrFn, LambConfig, LionConfig, MuonConfig,
+    RmsPropConfig,
 };
-use burn::store::ModuleRecord;
-use burn::tensor::Tensor;
-use burn::tensor::activation::gelu;
-use burn_lean::{FirstPass, ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::{
-    Bits, LR, Named, adamw, assert_bits, assert_released, bits, both_ways, flex, ids, momentum,
-    numbers, plain_run, release_run, seeded,
-};
+use crate::harness::Named;
+use crate::harness::prelude::*;
 
 const STEPS: usize = 12;
 
@@ -160,7 +147,9 @@ const OPTIMIZERS: &[Named] = &[
         let nesterov = SgdConfig::new().with_momentum(heavy_ball(true)).build();
         let clipping = by_norm(0.02).map(|clipping| clipping.init());
         let group = ParamGroup::from_predicate;
-        adamw()
+        let clipped = AdamWConfig::new().with_grad_clipping(by_value(0.02));
+        clipped
+            .init()
             .with_group(group("norm"), LionConfig::new().build(), None)
             .with_group(
                 ParamGroup::from_path("head.weight"),
@@ -267,50 +256,6 @@ fn model_through_bytes(model: Net) -> Net {
     Net::new().load_record(ModuleRecord::from_bytes(bytes).unwrap())
 }
 
-/// Burn's optimizer, or ours around it.
-enum Either {
-    Plain(ModuleOptimizer),
-    Release(ReleaseOptimizer),
-}
-
-impl Either {
-    fn new(optim: ModuleOptimizer, is_released: bool) -> Self {
-        match is_released {
-            true => Self::Release(optim.with_gradient_release()),
-            false => Self::Plain(optim),
-        }
-    }
-
-    /// Trains on, with the bits of plain Burn after each step.
-    fn train(&mut self, model: Net, steps: Range<usize>, all: &[Bits], what: &str) -> Net {
-        let expected = &all[steps.clone()];
-        match self {
-            Self::Release(optim) => release_run(model, optim, steps, Net::loss, expected, what).0,
-            Self::Plain(optim) => {
-                let (model, run) = plain_run(model, optim, steps, Net::loss);
-                for (found, expected) in run.iter().zip(expected) {
-                    assert_bits(found, expected, what);
-                }
-                model
-            }
-        }
-    }
-
-    fn to_record(&self) -> OptimizerRecord {
-        match self {
-            Self::Plain(optim) => optim.to_record(),
-            Self::Release(optim) => optim.to_record(),
-        }
-    }
-
-    fn load_record(self, record: OptimizerRecord) -> Self {
-        match self {
-            Self::Plain(optim) => Self::Plain(optim.load_record(record)),
-            Self::Release(optim) => Self::Release(optim.load_record(record)),
-        }
-    }
-}
-
 /// Records go from plain Burn to gradient release, back, and from release to release: all optimizers
 /// train on as if nothing had happened.
 #[test]
@@ -318,55 +263,34 @@ fn records_are_those_of_plain_burn() {
     const HALF: usize = STEPS / 2;
     for (name, optim) in OPTIMIZERS {
         let all = plain_run(Net::new(), &mut optim(), 0..STEPS, Net::loss).1;
-        let mut records = Vec::new();
-        for (from, to) in [(false, true), (true, false), (true, true)] {
-            let what = format!("{name}, released {from} and then {to}");
-            let mut before = Either::new(optim(), from);
-            let model = before.train(Net::new(), 0..HALF, &all, &what);
-            let record = before.to_record();
-            // The states are compared by training on: their order is that of a hash map.
-            records.push(format!("{record:?}"));
-            // Plain SGD alone has none.
-            let has_none = matches!(*name, "SGD" | "clipped by value");
-            assert_eq!(record.is_empty(), has_none, "{what}");
+        let (begun, expected) = all.split_at(HALF);
+        let mut plain = optim();
+        let (of_plain, _) = plain_run(Net::new(), &mut plain, 0..HALF, Net::loss);
+        let mut release = optim().with_gradient_release();
+        let steps = 0..HALF;
+        let (of_release, _) = release_run(Net::new(), &mut release, steps, Net::loss, begun, name);
+        // The states are compared by training on: their order is that of a hash map.
+        let [one, other] = [plain.to_record(), release.to_record()];
+        assert_eq!(format!("{one:?}"), format!("{other:?}"), "{name}");
+        // Plain SGD alone has none.
+        let has_none = matches!(*name, "SGD" | "clipped by value");
+        assert_eq!(one.is_empty(), has_none, "{name}");
 
-            let mut after = Either::new(optim(), to).load_record(through_bytes(record));
+        let resumed = |model, record| {
             let model = model_through_bytes(model);
-            assert_bits(&bits(&model), &all[HALF - 1], &what);
-            after.train(model, HALF..STEPS, &all, &what);
+            assert_bits(&bits(&model), &all[HALF - 1], name);
+            (model, optim().load_record(through_bytes(record)))
+        };
+        let (model, mut after) = resumed(of_release.clone(), release.to_record());
+        let (_, found) = plain_run(model, &mut after, HALF..STEPS, Net::loss);
+        for (found, expected) in found.iter().zip(expected) {
+            assert_bits(found, expected, name);
         }
-        records.dedup();
-        assert_eq!(records.len(), 1, "{name}: {records:?}");
-    }
-}
-
-#[test]
-fn the_optimizer_is_taken_out_and_put_back_in_mid_run() {
-    for (name, optim) in OPTIMIZERS {
-        let all = plain_run(Net::new(), &mut optim(), 0..STEPS, Net::loss).1;
-        let (mut model, mut plain) = (Net::new(), optim());
-        for start in (0..STEPS).step_by(4) {
-            let mut either = Either::new(plain, start % 8 == 4);
-            model = either.train(model, start..start + 4, &all, name);
-            plain = match either {
-                Either::Plain(optim) => optim,
-                Either::Release(optim) => optim.into_optimizer(),
-            };
+        for (model, record) in [(of_plain, one), (of_release, other)] {
+            let (model, after) = resumed(model, record);
+            let mut after = after.with_gradient_release();
+            let what = format!("{name}, resumed with release");
+            release_run(model, &mut after, HALF..STEPS, Net::loss, expected, &what);
         }
-    }
-}
-
-/// Without arming, it is Burn's optimizer.
-#[test]
-fn unarmed_steps_are_plain_ones() {
-    let (_, expected) = plain_run(Net::new(), &mut adamw(), 0..STEPS, Net::loss);
-    let (mut model, mut optim) = (Net::new(), adamw().with_gradient_release());
-    for (step, expected) in expected.iter().enumerate() {
-        if step % 3 == 0 {
-            model = optim.arm(LR, model);
-        }
-        let grads = GradientsParams::from_grads(model.loss(step).backward(), &model);
-        model = optim.step(LR, model, grads);
-        assert_bits(&bits(&model), expected, &format!("after step {step}"));
     }
 }

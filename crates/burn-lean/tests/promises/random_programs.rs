@@ -2,12 +2,8 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
-use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Tensor};
-use burn_lean::{WithGradientRelease, checkpoint};
-
-use crate::harness::{Bits, LR, bits, devices, distance, flex, momentum, numbers};
+use crate::harness::distance;
+use crate::harness::prelude::*;
 
 /// All matrices are square, so that any operation fits any operand.
 const WIDTH: usize = 4;

@@ -1,21 +1,13 @@
 //! Threads, and panics in the middle of a step. Several threads that train at the same time are in
-//! [`equality`](crate::equality).
+//! [`clipping`](crate::clipping).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Tensor, activation};
-use burn_lean::{FirstPass, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
-
-use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, watched_adamw};
-use crate::small::{
-    PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, finish, grads_of, panic_of,
-    plain, plain_values, small, started, train_plain,
-};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
+use crate::small::{plain_values, started};
 
 /// Workers with forks of one model, whose gradients are added up.
 #[test]
@@ -175,7 +167,7 @@ fn loss(model: &Small, fails: bool) -> Tensor<1> {
     let x = checkpoint(&model.first, x, move |layer, x| {
         let run = runs.fetch_add(1, Ordering::Relaxed);
         assert!(!fails || run == 0, "in backward");
-        activation::gelu(layer.forward(x))
+        gelu(layer.forward(x))
     });
     model.second.forward(x).square().mean()
 }
@@ -259,19 +251,4 @@ fn a_node_that_panics_first() {
         let model = finish(model, &mut optim, 1);
         assert_goes_on(model, &mut optim, plain(&[0, 1]));
     }
-}
-
-/// Inside of a scope, too.
-#[test]
-fn a_panic_in_forward() {
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let x = numbers::<2>([3, 4], 1, &flex());
-    let panics = |layer: &Linear, x: Tensor<2>| -> Tensor<2> {
-        let _ = layer.forward(x);
-        panic!("in forward")
-    };
-    assert_panics(|| checkpoint(&model.first, x, panics), "in forward");
-    let model = finish(model, &mut optim, 1);
-    assert_goes_on(model, &mut optim, plain(&[0, 1]));
 }

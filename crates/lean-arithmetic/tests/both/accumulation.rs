@@ -208,27 +208,6 @@ fn moments_in_8_bits_take_in_each_micro_batch() {
 }
 
 #[test]
-fn a_run_is_resumed_between_micro_batches() {
-    for decay in BOTH {
-        let weights = |resumes_at: Option<usize>| {
-            let mut run = run(adamw().accumulating(MICRO_BATCHES, decay).unwrap());
-            for (place, grad) in grads(3 * MICRO_BATCHES).into_iter().enumerate() {
-                if resumes_at == Some(place) {
-                    run.load(&run.saved());
-                }
-                run.step(0.01, grad);
-            }
-            run.weights()
-        };
-        let expected = weights(None);
-        for place in [1, MICRO_BATCHES, MICRO_BATCHES + 3] {
-            let found = weights(Some(place));
-            assert_eq!(found, expected, "{decay:?}, resumed at {place}");
-        }
-    }
-}
-
-#[test]
 fn a_record_of_longer_steps_moves_with_the_next_gradient() {
     let mut long = run(adamw().accumulating(4, MomentDecay::EachStep).unwrap());
     let grads = grads(4);

@@ -61,19 +61,16 @@ fn any_optimizer_steps_in_32_bits_inside() {
         let off = (found - exact).abs();
         assert!(off < 0.02, "{name} {found}, exact {exact}");
     }
-    let burns = AdamWConfig::new().build();
     let in_8_bits = adamw().with_8_bit_moments(&model_without_embeddings());
     let in_bf16 = Bf16Weights::new(bf16_adamw(), Stochastic { seed: 3 });
     let adalomo = AdaLomoConfig::new().build();
     let master_weights = MasterWeights;
-    check("adamw", adamw(), Bf16Weights::new(adamw(), master_weights));
     check(
         "8 bits",
         adamw(),
         Bf16Weights::new(in_8_bits, master_weights),
     );
     check("bf16 moments", adamw(), in_bf16);
-    check("Burn's", adamw(), Bf16Weights::new(burns, master_weights));
     check(
         "adalomo",
         adalomo.clone(),

@@ -40,8 +40,8 @@ macro_rules! each_optimizer {
         let adamw = || AdamWConfig::new().in_one_pass();
         let model = model_without_embeddings();
         let bf16 = AdamWConfig::new().with_beta_2(0.99).in_one_pass();
-        let each_step = |optimizer: super::side::AdamW| {
-            let optimizer = optimizer.accumulating(3, MomentDecay::EachStep);
+        let in_windows = |decay| {
+            let optimizer = adamw().accumulating(3, decay);
             optimizer.expect("AdamW has moments")
         };
         $check("RAdam", RAdamConfig::new().build(), false);
@@ -56,7 +56,11 @@ macro_rules! each_optimizer {
             adamw().with_decoupled_lr(LR),
             false,
         );
-        $check("AdamW, micro-batches", each_step(adamw()), false);
+        let each_step = in_windows(MomentDecay::EachStep);
+        $check("AdamW, micro-batches", each_step, false);
+        // Most of its steps are of the moments alone, and the others AdamW's.
+        let each_gradient = in_windows(MomentDecay::EachMicroBatch);
+        $check("AdamW, decay by micro-batches", each_gradient, true);
         $check("AdamW", adamw(), true);
         $check("Adam", AdamConfig::new().in_one_pass(), true);
         let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));

@@ -202,7 +202,10 @@ fn agreement_is_about_the_worst_sample() {
     assert_eq!(of(&snapshot), None);
     snapshot.samples = vec![sample(0, 80, 80), sample(1, 200, 200), sample(3, 210, 220)];
     let worst = of(&snapshot).unwrap();
-    assert_eq!((worst.tick, worst.unattributed()), (1, 20));
+    assert_eq!(
+        (worst.tick, worst.unattributed(), worst.samples),
+        (1, 20, 3)
+    );
     assert!((worst.share() - 0.1).abs() < 1e-12);
     snapshot.samples.push(sample(4, 60, 60));
     let worst = of(&snapshot).unwrap();
@@ -402,4 +405,9 @@ fn a_place_is_named_with_what_steps_there() {
         name(11).unwrap(),
         "optimizer of step 1, stepping one.weight"
     );
+    let mut released = snapshot.clone();
+    released.phases.insert(2, phase(PhaseKind::Step(1), 3, 5));
+    let place = Place::of(&released, 4).unwrap();
+    let name = "backward of step 1, stepping two.weight";
+    assert_eq!(place.name(&released).to_string(), name);
 }

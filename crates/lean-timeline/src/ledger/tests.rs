@@ -189,17 +189,3 @@ fn what_is_no_tensor_is_there_from_the_beginning() {
     let beside = snapshot.holders.iter().find(|it| it.bytes == 30).unwrap();
     assert_eq!((beside.category, beside.from), (Category::Other, 0));
 }
-
-#[test]
-fn a_gradient_that_lives_on_is_state() {
-    let (mut ledger, weight) = with_parameter();
-    ledger.begin_pass(PhaseKind::Backward);
-    let gradient = ledger.register_output("float_matmul", at(2, 100), &[]);
-    ledger.begin_step(weight, gradient);
-    let new = ledger.register_output("float_sub", at(3, 100), &[kept(weight), kept(gradient)]);
-    ledger.release(weight);
-    ledger.end_step(new);
-    let snapshot = closed(ledger);
-    let last = snapshot.holders.last().unwrap();
-    assert_eq!(last.category, Category::OptimizerState);
-}

@@ -1,9 +1,9 @@
 //! The analysis of whole trainings, compared with what they were constructed from.
 
-use crate::synthetic::{Sampled, Training, UNATTRIBUTED};
+use crate::synthetic::{Sampled, Training};
 use lean_timeline::Snapshot;
-use lean_timeline::analysis::{Agreement, Estimate, NoEstimate, Peak, Totals};
-use lean_timeline::snapshot::{Category, PhaseKind};
+use lean_timeline::analysis::{Estimate, Peak, Totals};
+use lean_timeline::snapshot::Category;
 
 fn peak(snapshot: &Snapshot, iteration: usize) -> Peak {
     let totals = Totals::of(snapshot);
@@ -72,13 +72,6 @@ fn samples_that_are_far_apart_make_an_estimate_no_lower() {
 }
 
 #[test]
-fn gradient_release_is_not_estimated_again() {
-    let release = Training::release().snapshot();
-    let estimate = Estimate::of(&release, &Totals::of(&release));
-    assert_eq!(estimate, Err(NoEstimate::IsReleased));
-}
-
-#[test]
 fn the_peak_is_made_of_its_pieces() {
     for training in [Training::plain(), Training::release()] {
         let snapshot = training.snapshot();
@@ -115,34 +108,4 @@ fn without_a_sample_in_it_the_peak_is_still_found_between_two() {
         workspace.unwrap().bytes < sparse.bytes / 20,
         "{workspace:?}"
     );
-}
-
-#[test]
-fn the_holders_add_up_to_the_samples() {
-    let snapshot = Training::plain().snapshot();
-    let agreement = Agreement::of(&snapshot, &Totals::of(&snapshot)).unwrap();
-    assert_eq!(agreement.unattributed(), UNATTRIBUTED as i64);
-    assert_eq!(agreement.samples, snapshot.times.len());
-    let unsampled = Training::plain().sampled(Sampled::Nowhere).snapshot();
-    assert_eq!(Agreement::of(&unsampled, &Totals::of(&unsampled)), None);
-}
-
-#[test]
-fn steps_are_in_the_phase_that_they_should_be_in() {
-    for (training, phase) in [
-        (Training::plain(), PhaseKind::Optimizer),
-        (Training::release(), PhaseKind::Backward),
-    ] {
-        let snapshot = training.snapshot();
-        let totals = Totals::of(&snapshot);
-        let step = snapshot
-            .phases
-            .iter()
-            .find(|phase| matches!(phase.kind, PhaseKind::Step(_)))
-            .unwrap();
-        let peak = Peak::within(&snapshot, &totals, step.from, step.until).unwrap();
-        let place = peak.place.unwrap();
-        assert_eq!(place.phase, phase);
-        assert_eq!(Some(step.kind), place.step.map(PhaseKind::Step));
-    }
 }

@@ -1,11 +1,7 @@
 //! Armings of models with adapters that were left, and what may come of them into later ones:
 //! weights, sums, copies.
 
-use burn::optim::GradientsAccumulator;
-use burn_lean::{FirstPass, LossScalerConfig, ReleaseAccumulator, checkpoint};
-
 use super::*;
-use crate::harness::{flex, numbers};
 
 /// Plain Burn's model and optimizer after one step with the sum of these batches.
 fn window((model, mut optim): Plain, batches: &[usize]) -> Plain {

@@ -3,17 +3,10 @@
 
 mod left;
 
-use burn::module::{Lora, Module, Param, ParamGroup, Reparameterization, Reparameterizer};
-use burn::optim::GradientsParams;
-use burn::store::ModuleRecord;
-use burn::tensor::{Shape, Tensor};
-use burn_lean::{Outcome, ReleaseOptimizer, WithGradientRelease};
+use burn::module::{Lora, Reparameterization, Reparameterizer};
+use burn::tensor::Shape;
 
-use crate::harness::{Bits, LR, adamw, bits, release_step};
-use crate::small::{
-    PARAMS, Plain, Small, assert_error, assert_panics, bits_of, finish, grads_of, numbered_from,
-    panic_of, plain, small, train_plain,
-};
+use crate::harness::prelude::*;
 
 /// Each of its three weights has two factors, and the rest is frozen.
 pub(crate) const FACTORS: usize = 6;

@@ -1,8 +1,6 @@
 //! The same on plain Burn, where all gradients are there.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use crate::harness::prelude::*;
 
 pub(crate) fn gradients<M: Module>(model: &M, loss: Tensor<1>) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)

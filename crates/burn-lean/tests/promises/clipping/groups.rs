@@ -1,16 +1,10 @@
 //! Groups by path: what is not decayed, and groups that match nothing.
 
-use burn::module::{Module, Param, ParamGroup, ParamId};
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, RmsNorm, RmsNormConfig,
-};
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Tensor};
-use burn_lean::{ReleaseError, WithGradientRelease, check_group, no_decay};
+use burn::module::ParamId;
+use burn::nn::RmsNorm;
+use burn_lean::{check_group, no_decay};
 
-use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_run, release_run};
-use crate::small::{Small, grads_of, small};
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Many {
@@ -66,23 +60,6 @@ fn biases_norms_embeddings_and_vectors_are_not_decayed() {
     }
 }
 
-/// Against plain Burn with the paths written out.
-#[test]
-fn no_decay_steps_as_a_group_of_those_paths() {
-    let decayed = || AdamWConfig::new().with_weight_decay(0.3);
-    let undecayed = || AdamWConfig::new().with_weight_decay(0.0).build();
-    let by_path = ParamGroup::from_paths(vec!["first.bias", "second.bias"]);
-    let mut plain = decayed().init().with_group(by_path, undecayed(), None);
-    let loss = |model: &Small, step: usize| model.loss(step);
-    let (_, expected) = plain_run(small(), &mut plain, 0..10, loss);
-    let model = small();
-    let optim = decayed().init().with_gradient_release();
-    let mut optim = optim.with_group(no_decay(&model), undecayed(), None);
-    release_run(model, &mut optim, 0..10, loss, &expected, "no decay");
-    let (_, without) = plain_run(small(), &mut decayed().init(), 0..10, loss);
-    assert_ne!(without, expected);
-}
-
 /// At whichever call comes first, with the paths that were meant, and nothing has changed.
 #[test]
 fn a_group_without_parameters_is_refused() {
@@ -126,7 +103,7 @@ fn a_group_without_parameters_is_refused() {
         let refused = optim.try_step(LR, model, grads).unwrap_err();
         assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
         let (model, grads) = refused.into_given();
-        assert_eq!(grads.len(), crate::small::PARAMS);
+        assert_eq!(grads.len(), PARAMS);
         assert_bits(&bits(&model), &before, "refused");
     }
 }

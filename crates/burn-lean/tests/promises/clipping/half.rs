@@ -1,19 +1,9 @@
 //! Clipping in half precision: in 32 bits, and rounded once.
 
-use burn::module::{Module, Param};
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_lean::{
-    AdaptiveClippingConfig, NormClipping, ReleaseOptimizer, WithGradientRelease, clip_grad_norm,
-};
+use burn_lean::clip_grad_norm;
 
 use super::by_hand::gradients;
-use crate::harness::flex;
-
-#[derive(Module, Debug)]
-struct Vector {
-    weight: Param<Tensor<1>>,
-}
+use crate::harness::prelude::*;
 
 fn tensor(numbers: &[f64], dtype: DType) -> Tensor<1> {
     Tensor::from_data(TensorData::from(numbers), (&flex(), dtype))
@@ -26,10 +16,9 @@ fn numbers(tensor: Tensor<1>) -> Vec<f64> {
 /// The weight after a step of SGD with rate 1.
 fn stepped(weight: &[f64], grad: &[f64], dtype: DType, mut optim: ReleaseOptimizer) -> Vec<f64> {
     let weight = Param::from_tensor(tensor(weight, dtype).require_grad());
-    let model = optim.arm(1.0, Vector { weight });
-    let loss = (model.weight.val() * tensor(grad, dtype)).sum();
-    let grads = gradients(&model, loss);
-    numbers(optim.step(1.0, model, grads).weight.val())
+    let weight = optim.arm(1.0, weight);
+    let grads = gradients(&weight, (weight.val() * tensor(grad, dtype)).sum());
+    numbers(optim.step(1.0, weight, grads).val())
 }
 
 fn sgd() -> ReleaseOptimizer {
@@ -63,15 +52,10 @@ fn a_clipped_gradient_is_rounded_once() {
         let right = numbers(tensor(&clipped, dtype));
 
         let weight = Param::from_tensor(tensor(&[0.0; 40], dtype).require_grad());
-        let model = Vector { weight };
-        let loss = (model.weight.val() * tensor(&grad, dtype)).sum();
-        let mut grads: GradientsParams = gradients(&model, loss);
-        let found = clip_grad_norm(&model, &mut grads, 1.0);
+        let loss = (weight.val() * tensor(&grad, dtype)).sum();
+        let mut grads: GradientsParams = gradients(&weight, loss);
+        let found = clip_grad_norm(&weight, &mut grads, 1.0);
         assert!((found - norm).abs() < 1e-3, "{found} {norm}");
-        assert_eq!(
-            numbers(grads.get(model.weight.id).unwrap()),
-            right,
-            "{dtype:?}"
-        );
+        assert_eq!(numbers(grads.get(weight.id).unwrap()), right, "{dtype:?}");
     }
 }

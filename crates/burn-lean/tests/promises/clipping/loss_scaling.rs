@@ -1,16 +1,10 @@
 //! The scale of a loss.
 
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean::{
-    FirstPass, LossScaler, LossScalerConfig, NormClipping, Outcome, ReleaseAccumulator,
-    ReleaseError, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::tensor::FloatDType;
+use burn_lean::LossScaler;
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
-use crate::harness::{Bits, assert_bits, bits, flex, map_numbers, numbers, seeded};
+use crate::harness::prelude::*;
 
 const RATE: f64 = 0.05;
 const STEPS: usize = 60;

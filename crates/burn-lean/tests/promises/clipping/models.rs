@@ -1,14 +1,11 @@
 //! What is trained here.
 
-use burn::module::Module;
-use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
-};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_lean::{checkpoint, checkpoint_encoder};
+use burn::nn::Dropout;
+use burn::nn::transformer::TransformerEncoder;
+use burn::tensor::Distribution;
+use burn_lean::checkpoint_encoder;
 
-use crate::harness::numbers;
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 pub(super) struct Encoder {

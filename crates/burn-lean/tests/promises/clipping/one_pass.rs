@@ -1,16 +1,8 @@
 //! The rules that need no second pass. Their numbers are compared with the papers' in `reference`.
 
-use burn::optim::SgdConfig;
-use burn::tensor::Tensor;
-use burn_lean::{
-    AdaptiveClippingConfig, AutoClipConfig, NormClipping, Outcome, ReleaseOptimizer,
-    WithGradientRelease,
-};
-
 use super::by_hand::gradients;
-use crate::harness::{alone, assert_bits, bits, flex, plain_step, seeded};
+use crate::harness::prelude::*;
 use crate::memory::{deep, forward, peak_of};
-use crate::small::{PARAMS, Small, small};
 
 const STEPS: usize = 68;
 const RATE: f64 = 0.05;
@@ -105,8 +97,7 @@ fn takes_the_memory_of_one_gradient_more() {
         }
         last
     };
-    let test = "clipping::one_pass::takes_the_memory_of_one_gradient_more";
-    alone(test, || {
+    alone(|| {
         let sgd = || SgdConfig::new().init().with_gradient_release();
         let adaptive = NormClipping::Adaptive(AdaptiveClippingConfig::new());
         let auto = NormClipping::AutoClip(AutoClipConfig::new());

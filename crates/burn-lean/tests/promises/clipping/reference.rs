@@ -1,16 +1,8 @@
 //! Clipped gradients against values of others: the model and the step of this line of Burn.
 
-use burn::module::{Module, Param};
-use burn::optim::SgdConfig;
-use burn::tensor::{Tensor, TensorData};
-use burn_lean::{
-    AdaptiveClippingConfig, AutoClipConfig, NormClipping, ReleaseOptimizer, WithGradientRelease,
-    ZClipConfig,
-};
-
 use self::cases::Values;
 use super::by_hand::gradients;
-use crate::harness::flex;
+use crate::harness::prelude::*;
 
 #[path = "../../../../../tests/burn-0.21/promises/reference/clipping.rs"]
 mod cases;

@@ -1,14 +1,8 @@
 //! Each call at each moment of a step in two passes.
 
-use burn::optim::{GradientsParams, SgdConfig};
-use burn_lean::{
-    AdaptiveClippingConfig, AutoClipConfig, LossScalerConfig, NormClipping, ReleaseAccumulator,
-    ReleaseError, ReleaseOptimizer, WithGradientRelease, ZClipConfig,
-};
-
 use super::by_hand::clip_global;
-use crate::harness::{LR, adamw, assert_bits, bits};
-use crate::small::{PARAMS, Small, bits_of, grads_of, kind, numbered_from, small};
+use crate::harness::prelude::*;
+use crate::small::kind;
 
 const MAX_NORM: f64 = 0.1;
 

@@ -1,30 +1,21 @@
 //! Weights that are averaged, computed, set and loaded, and mappers.
 
 use super::*;
-use crate::harness::alone;
-use crate::small::assert_error;
 
 /// The average of the weights, as it is kept beside a model.
-struct Average(std::vec::IntoIter<Vec<f32>>);
+struct Average(std::vec::IntoIter<(String, Vec<u32>)>);
 
 impl Average {
     fn update(average: Small, model: &Small) -> Small {
-        struct Read(Vec<Vec<f32>>);
-        impl ModuleVisitor for Read {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.push(param.val().into_data().iter::<f32>().collect());
-            }
-        }
-        let mut read = Read(Vec::new());
-        model.visit(&mut read);
-        average.map(&mut Self(read.0.into_iter()))
+        average.map(&mut Self(bits(model).into_iter()))
     }
 }
 
 impl ModuleMapper for Average {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let new = self.0.next().expect("the models are alike");
+        let (_, new) = self.0.next().expect("the models are alike");
         param.map(|old| {
+            let new: Vec<f32> = new.into_iter().map(f32::from_bits).collect();
             let new = TensorData::new(new, old.dims());
             let new = Tensor::<D>::from_data(new, &old.device()).inner();
             (old.inner().mul_scalar(0.9) + new.mul_scalar(0.1)).autodiff()
@@ -170,8 +161,7 @@ fn a_record_with_other_ids() {
 /// tests arm models at the same time.
 #[test]
 fn copies_without_weights_are_refused_when_nothing_is_armed() {
-    let test = "copies::changes::copies_without_weights_are_refused_when_nothing_is_armed";
-    alone(test, || {
+    alone(|| {
         let (model, mut optim, _) = started();
         let model = optim.arm(LR, model);
         let mut built_again = model.clone();

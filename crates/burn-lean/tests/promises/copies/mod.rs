@@ -3,18 +3,11 @@
 
 mod changes;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::nn::{Linear, LinearConfig, LinearLayout};
-use burn::optim::GradientsParams;
-use burn::store::ModuleRecord;
-use burn::tensor::{Tensor, TensorData};
-use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
+use burn::module::ParamId;
+use burn::nn::LinearLayout;
 
-use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step};
-use crate::small::{
-    Halve, PARAMS, Plain, Small, assert_goes_on, bits_of, finish, grads_of, numbered,
-    numbered_from, panic_of, plain, plain_bits, plain_values, read_or_refused, small, train_plain,
-};
+use crate::harness::prelude::*;
+use crate::small::{Halve, plain_bits, plain_values, read_or_refused};
 
 /// A model and an optimizer after one step, and plain Burn's, with the same ids.
 fn started() -> (Small, ReleaseOptimizer, Plain) {
@@ -24,7 +17,7 @@ fn started() -> (Small, ReleaseOptimizer, Plain) {
 }
 
 /// The bits of the model that this record is of.
-fn loaded(record: ModuleRecord) -> crate::harness::Bits {
+fn loaded(record: ModuleRecord) -> Bits {
     bits(&numbered_from(small(), 3000).load_record(record))
 }
 

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::Tensor;
-use burn_lean::{DataParallel, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Threads};
 
-use super::reference::share;
-use crate::harness::{adamw, flex, numbers, release_step};
+use super::reference::{parallel, share};
+use crate::harness::prelude::*;
 
 const SIZE: usize = 3;
 const STEPS: usize = 3;
@@ -66,10 +63,7 @@ fn running_statistics_are_those_of_the_first_replica() {
     for is_sharded in [false, true] {
         let weights = Threads::run(SIZE, |replicas| {
             let rank = replicas.rank();
-            let parallel = match is_sharded {
-                true => DataParallel::new(replicas).with_sharded_optimizer(),
-                false => DataParallel::new(replicas),
-            };
+            let parallel = parallel(replicas, is_sharded);
             let mut model = Net::new();
             // The update of the second batch is pending.
             for step in 0..2 {

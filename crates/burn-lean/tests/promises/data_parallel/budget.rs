@@ -3,15 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::{Tensor, activation};
-use burn_lean::{Budget, BudgetPass, DataParallel, Threads, WithGradientRelease};
+use burn::tensor::activation;
+use burn_lean::{BudgetPass, Threads};
 
-use super::reference::{mean, share};
-use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
-use crate::small::numbered;
+use super::reference::{mean, parallel, share};
+use crate::harness::prelude::*;
 
 const SIZE: usize = 3;
 const STEPS: usize = 6;
@@ -27,7 +23,7 @@ struct Block {
 impl Block {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let gate = activation::sigmoid(self.gate.forward(x.clone()));
-        let one = activation::gelu(self.one.forward(x.clone()));
+        let one = gelu(self.one.forward(x.clone()));
         x.clone() + self.other.forward(one + x) * gate
     }
 }
@@ -88,10 +84,7 @@ fn each_replica_within_its_own_budget() {
     for is_sharded in [false, true] {
         let recomputed = Threads::run(SIZE, |replicas| {
             let rank = replicas.rank();
-            let parallel = match is_sharded {
-                true => DataParallel::new(replicas).with_sharded_optimizer(),
-                false => DataParallel::new(replicas),
-            };
+            let parallel = parallel(replicas, is_sharded);
             let mut model = parallel.broadcast(Net::new()).unwrap();
             let optim = adamw().with_gradient_release();
             let mut optim = optim.with_reduction(Arc::new(parallel));

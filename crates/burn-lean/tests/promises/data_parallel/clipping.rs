@@ -2,15 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::optim::GradientsParams;
-use burn_lean::{
-    AdaptiveClippingConfig, AutoClipConfig, LossScalerConfig, NormClipping, Outcome, ReleaseError,
-    ReleaseOptimizer, Threads, WithGradientRelease, ZClipConfig,
-};
+use burn_lean::Threads;
 
 use super::reference::{Net, mean_grads, share};
 use super::weights::{How, SIZES, assert_run};
-use crate::harness::{Bits, LR, adamw, assert_bits, bits, release_step};
+use crate::harness::prelude::*;
 
 /// A process alone, and more than two of them. All [`SIZES`] are in `weights`.
 const ONE_AND_THREE: [usize; 2] = [1, 3];

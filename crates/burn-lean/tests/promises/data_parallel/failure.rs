@@ -2,14 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn_lean::{DataParallel, ReleaseError, Replicas, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Replicas, Threads};
 
-use crate::harness::{adamw, flex, numbers};
-use crate::small::panic_of;
+use super::reference::parallel;
+use crate::harness::prelude::*;
 
 #[derive(Module, Debug)]
 struct Pair {
@@ -40,11 +36,7 @@ enum Otherwise {
 /// Trains; the text of what comes of it.
 fn train(replicas: Replicas, how: Otherwise) -> String {
     let is_other = replicas.rank() == 1;
-    let parallel = DataParallel::new(replicas);
-    let parallel = match is_other && how == Otherwise::Sharded {
-        true => parallel.with_sharded_optimizer(),
-        false => parallel,
-    };
+    let parallel = parallel(replicas, is_other && how == Otherwise::Sharded);
     let mut model = parallel.broadcast(pair(4)).unwrap();
     let optim = adamw().with_gradient_release();
     let mut optim = optim.with_reduction(Arc::new(parallel));

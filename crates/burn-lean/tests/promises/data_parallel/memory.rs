@@ -3,12 +3,11 @@
 use std::sync::{Arc, Barrier};
 
 use burn::Tensor;
-use burn::nn::Linear;
-use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::activation::relu;
-use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Threads};
 
-use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded, zero_linear};
+use super::reference::parallel;
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 use crate::memory::HEAP;
 
 const WIDTH: usize = 256;
@@ -39,11 +38,7 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
     let barrier = Barrier::new(REPLICAS);
     let measured = Threads::run(REPLICAS, |replicas| {
         let rank = replicas.rank();
-        let parallel = DataParallel::new(replicas);
-        let parallel = match is_sharded {
-            true => parallel.with_sharded_optimizer(),
-            false => parallel,
-        };
+        let parallel = parallel(replicas, is_sharded);
         let mut model = parallel.broadcast(layers(LAYERS)).unwrap();
         let optim = AdamWConfig::new().init().with_gradient_release();
         let mut optim = optim.with_first_pass(FirstPass::Small);
@@ -113,8 +108,7 @@ fn train_two() -> usize {
 
 #[test]
 fn models_and_heads_in_turns_keep_no_gradients() {
-    let test = "data_parallel::memory::models_and_heads_in_turns_keep_no_gradients";
-    alone(test, || {
+    alone(|| {
         let peak = train_two();
         println!("peak {peak}, weights {WEIGHTS}");
         // Two models, and of each replica a gradient on its way, its mean and the step, and what the other
@@ -157,8 +151,7 @@ fn save(is_gathered: bool) -> usize {
 
 #[test]
 fn states_are_saved_in_the_memory_of_one_parameter() {
-    let test = "data_parallel::memory::states_are_saved_in_the_memory_of_one_parameter";
-    alone(test, || {
+    alone(|| {
         let (gathered, saved) = (save(true), save(false));
         let states = 2 * DEEP * WEIGHT;
         println!("gathered {gathered}, saved {saved}, states {states}");
@@ -173,8 +166,7 @@ fn states_are_saved_in_the_memory_of_one_parameter() {
 
 #[test]
 fn a_gradient_on_its_way_and_a_share_of_the_states() {
-    let test = "data_parallel::memory::a_gradient_on_its_way_and_a_share_of_the_states";
-    alone(test, || {
+    alone(|| {
         let (alone, alone_after, _) = train(false, false);
         let (together, together_after, weights) = train(false, true);
         let (apart, apart_after, apart_weights) = train(true, true);

@@ -8,7 +8,7 @@ mod memory;
 #[cfg(feature = "mpi")]
 #[path = "../../../../../tests/burn-0.21/promises/harness/ranks.rs"]
 mod processes;
-mod reference;
+pub(crate) mod reference;
 mod states;
 mod tokens;
 mod weights;

@@ -1,13 +1,8 @@
 //! One process that trains on the shares of all replicas, with plain Burn.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Tensor, activation};
-use burn_lean::checkpoint;
+use burn_lean::{DataParallel, Replicas};
 
-use crate::harness::{Bits, LR, bits, flex, numbers};
-use crate::small::numbered;
+use crate::harness::prelude::*;
 
 /// One layer is frozen, one is not used, one weight is used twice.
 #[derive(Module, Debug)]
@@ -35,7 +30,7 @@ impl Net {
     /// With scopes that backward computes again, or without: the same numbers.
     pub(crate) fn loss(&self, batch: usize, has_scopes: bool) -> Tensor<1> {
         let x = numbers([4, 6], batch, &flex()).matmul(self.tied.val());
-        let run = |layer: &Linear, x: Tensor<2>| x.clone() + activation::gelu(layer.forward(x));
+        let run = |layer: &Linear, x: Tensor<2>| x.clone() + gelu(layer.forward(x));
         let x = self.layers.iter().fold(x, |x, layer| match has_scopes {
             true => checkpoint(layer, x, run),
             false => run(layer, x),
@@ -46,6 +41,14 @@ impl Net {
 
     pub(crate) fn grads(&self, batch: usize, has_scopes: bool) -> GradientsParams {
         GradientsParams::from_grads(self.loss(batch, has_scopes).backward(), self)
+    }
+}
+
+/// Replicas that keep all states each, or a share.
+pub(crate) fn parallel(replicas: Replicas, is_sharded: bool) -> DataParallel {
+    match is_sharded {
+        true => DataParallel::new(replicas).with_sharded_optimizer(),
+        false => DataParallel::new(replicas),
     }
 }
 

@@ -2,27 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
-use burn_lean::{
-    DataParallel, FirstPass, ReleaseError, ReleaseOptimizer, ReplicaError, Replicas,
-    SaveStatesError, Threads, WithGradientRelease,
-};
+use burn_lean::{DataParallel, ReplicaError, Replicas, SaveStatesError, Threads};
 
-use super::reference::{Net, mean_grads, one_process, share};
-use crate::harness::{Bits, LR, adamw, assert_bits, bits, flex};
+use super::reference::{Net, mean_grads, one_process, parallel, share};
+use crate::harness::prelude::*;
 
 /// Two moments of seven parameters.
 const STATES: usize = 14;
-
-fn parallel(replicas: Replicas, is_sharded: bool) -> DataParallel {
-    match is_sharded {
-        true => DataParallel::new(replicas).with_sharded_optimizer(),
-        false => DataParallel::new(replicas),
-    }
-}
 
 fn release() -> ReleaseOptimizer {
     adamw()

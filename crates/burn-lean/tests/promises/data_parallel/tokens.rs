@@ -2,15 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Int, Tensor};
-use burn_lean::{DataParallel, Threads, WithGradientRelease};
+use burn_lean::{DataParallel, Threads};
 
-use crate::harness::{flex, numbers, plain_step, release_step};
-use crate::small::numbered;
+use crate::harness::prelude::*;
 
 const PAD: i64 = 2;
 const TOKENS: usize = 12;

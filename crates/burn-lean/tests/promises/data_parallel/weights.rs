@@ -3,15 +3,10 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::optim::GradientsParams;
-use burn_lean::{
-    Alone, DataParallel, Outcome, ReleaseAccumulator, ReleaseOptimizer, Replicas, Threads,
-    WithGradientRelease,
-};
+use burn_lean::{Alone, DataParallel, Replicas, Threads};
 
-use super::reference::{Net, one_process, share};
-use crate::harness::{Bits, LR, adamw, assert_bits, bits, momentum};
+use super::reference::{Net, one_process, parallel, share};
+use crate::harness::prelude::*;
 
 const STEPS: usize = 6;
 
@@ -42,12 +37,8 @@ impl How {
     }
 
     pub(super) fn parallel(self, replicas: Replicas) -> DataParallel {
-        let parallel = DataParallel::new(replicas)
-            .with_max_in_flight(NonZeroUsize::new(self.in_flight).expect("one at least"));
-        match self.is_sharded {
-            true => parallel.with_sharded_optimizer(),
-            false => parallel,
-        }
+        let in_flight = NonZeroUsize::new(self.in_flight).expect("one at least");
+        parallel(replicas, self.is_sharded).with_max_in_flight(in_flight)
     }
 }
 

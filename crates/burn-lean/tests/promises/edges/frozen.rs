@@ -1,11 +1,6 @@
 //! Parameters that are frozen, and unfrozen later.
 
-use burn::module::{Module, ParamGroup};
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn_lean::{Outcome, ReleaseAccumulator, ReleaseOptimizer, WithGradientRelease};
-
-use crate::harness::{LR, adamw, bits, plain_step, release_step};
-use crate::small::{PARAMS, Small, assert_error, assert_goes_on, grads_of, plain, small};
+use crate::harness::prelude::*;
 
 fn first() -> ParamGroup {
     ParamGroup::from_predicate("first")

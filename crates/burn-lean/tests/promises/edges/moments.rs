@@ -8,15 +8,10 @@
 
 use std::panic::resume_unwind;
 
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn_lean::{
-    Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint,
-};
+use burn_lean::Refused;
 
-use crate::harness::{LR, adamw, bits, flex, numbers};
-use crate::small::{Halve, Small, kind, numbered_from, panic_of, plain, small};
+use crate::harness::prelude::*;
+use crate::small::{Halve, kind};
 
 const TABLE: &str = "
                           | unarmed | armed             | forward           | backward          | micro             | micro backward    | accumulated       | last              | disarmed | stepped

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::harness::prelude::*;
 use crate::random_programs::{Source, variable};
-use crate::small::{kind, panic_of};
+use crate::small::kind;
 
 use super::moments::{CALLS, Call, Moment, Run, Way};
 

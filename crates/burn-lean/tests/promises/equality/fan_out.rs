@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-use burn::optim::GradientsAccumulator;
-use burn_lean::ReleaseAccumulator;
-
 use super::*;
 use crate::accumulation::bits_of;
 

@@ -4,27 +4,12 @@
 mod fan_out;
 
 use std::slice::from_ref;
-use std::sync::Barrier;
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, Param, ParamGroup};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
-};
-use burn::nn::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
-};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::activation::{gelu, relu};
-use burn::tensor::{Device, Tensor};
-use burn_lean::{FirstPass, Outcome, WithGradientRelease};
+use burn::nn::transformer::TransformerEncoder;
+use burn::nn::{RmsNorm, SwiGlu, SwiGluConfig};
 
-use crate::harness::{
-    BOTH, FIRST_PASSES, LR, Named, adamw, alone, assert_bits, assert_released, bits, both_ways,
-    devices, distance, flex, ids, momentum, numbers, plain_run, release_run, release_step, seeded,
-};
+use crate::harness::prelude::*;
+use crate::harness::{FIRST_PASSES, Named, distance};
 
 const STEPS: usize = 12;
 
@@ -84,7 +69,6 @@ fn mlp_with_residuals() {
     assert_equal(residual, residual_loss);
 }
 
-/// Fields have names, by which `groups` finds them.
 #[derive(Module, Debug)]
 struct Former {
     embedding: Embedding,
@@ -93,11 +77,11 @@ struct Former {
 }
 
 impl Former {
-    fn new(dropout: f64, norm_first: bool, device: &Device) -> Self {
-        let body = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(dropout);
+    fn new(device: &Device) -> Self {
+        let body = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
         Self {
             embedding: EmbeddingConfig::new(20, 8).init(device),
-            body: body.with_norm_first(norm_first).init(device),
+            body: body.with_norm_first(true).init(device),
             head: linear(8, 20, device),
         }
     }
@@ -111,7 +95,7 @@ impl Former {
 
 #[test]
 fn transformer() {
-    assert_equal(|device| Former::new(0.0, true, device), Former::loss);
+    assert_equal(Former::new, Former::loss);
 }
 
 #[test]
@@ -219,52 +203,6 @@ fn frozen_dead_and_unused_parts() {
     assert_equal(Parts::new, Parts::loss);
 }
 
-#[test]
-fn only_what_the_loss_depends_on_is_stepped() {
-    let device = flex();
-    let model = seeded(&device, Parts::new);
-    let before = bits(&model);
-    let mut optim = adamw().with_gradient_release();
-    let model = release_step(model, &mut optim, |model| model.loss(0, &device));
-    for (before, after) in before.iter().zip(&bits(&model)) {
-        let is_stepped = after.0.starts_with("used") || after.0.starts_with("last");
-        assert_eq!(before != after, is_stepped, "{}", after.0);
-    }
-    let report = optim.last_step().unwrap();
-    assert_eq!(report.count(Outcome::ReleasedLate), 4);
-    assert_eq!(report.count(Outcome::Unused), 4);
-    assert_eq!(report.outcomes().count(), 8);
-}
-
-/// AdamW, clipped by norm; the norms with momentum; the head with SGD, clipped by value.
-fn groups() -> ModuleOptimizer {
-    let clip = |clipping: GradientClippingConfig| Some(clipping.init());
-    AdamWConfig::new()
-        .with_grad_clipping(Some(GradientClippingConfig::Norm(0.05)))
-        .init()
-        .with_group(
-            ParamGroup::from_predicate("norm"),
-            SgdConfig::new()
-                .with_momentum(Some(MomentumConfig::new()))
-                .build(),
-            clip(GradientClippingConfig::Norm(0.1)),
-        )
-        .with_group(
-            ParamGroup::from_path("head.weight"),
-            SgdConfig::new().build(),
-            clip(GradientClippingConfig::Value(0.01)),
-        )
-}
-
-#[test]
-fn groups_with_clipping() {
-    for device in devices() {
-        let make = |device: &Device| Former::new(0.0, true, device);
-        let optims: &[Named] = &[("groups", groups)];
-        assert_equal_on(&device, optims, FIRST_PASSES, make, Former::loss);
-    }
-}
-
 /// A generator and a critic in one loss, each with an optimizer and a rate of its own.
 #[test]
 fn two_models_in_one_loss() {
@@ -311,97 +249,4 @@ fn two_models_in_one_loss() {
             }
         }
     }
-}
-
-#[test]
-fn four_threads_with_a_model_each() {
-    for device in devices() {
-        let residual_loss = |model: &Residual, step| residual_loss(model, step, &device);
-        let gated_loss = |model: &Gated, step| gated_loss(model, step, &device);
-        let model = seeded(&device, residual);
-        let (_, of_residual) = plain_run(model, &mut adamw(), 0..STEPS, residual_loss);
-        let model = seeded(&device, gated);
-        let (_, of_gated) = plain_run(model, &mut momentum(), 0..STEPS, gated_loss);
-        let barrier = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    let model = seeded(&device, residual);
-                    let mut optim = adamw().with_gradient_release();
-                    barrier.wait();
-                    let expected = &of_residual;
-                    release_run(
-                        model,
-                        &mut optim,
-                        0..STEPS,
-                        residual_loss,
-                        expected,
-                        "residual",
-                    );
-                });
-                scope.spawn(|| {
-                    let model = seeded(&device, gated);
-                    let mut optim = momentum().with_gradient_release();
-                    barrier.wait();
-                    release_run(model, &mut optim, 0..STEPS, gated_loss, &of_gated, "gated");
-                });
-            }
-        });
-    }
-}
-
-/// Two backward passes in one step, each for a part of the model. The first forward pass uses the
-/// other part too, for nothing that its loss depends on.
-#[test]
-fn two_losses_with_a_part_of_the_model_each() {
-    let add = |grads: &mut GradientsParams, model: &Parts, loss: Tensor<1>| {
-        let new = GradientsParams::from_grads(loss.backward(), model);
-        for part in [&model.used, &model.last] {
-            let bias = part.bias.as_ref().unwrap().id;
-            if let Some(grad) = new.get::<2>(part.weight.id) {
-                grads.register(part.weight.id, grad);
-            }
-            if let Some(grad) = new.get::<1>(bias) {
-                grads.register(bias, grad);
-            }
-        }
-    };
-    for device in devices() {
-        let grads = |model: &Parts, step| {
-            let mut grads = GradientsParams::new();
-            let x: Tensor<2> = numbers([3, 6], step, &device);
-            let used = model.used.forward(x.clone());
-            let _dead = model.last.forward(used.clone());
-            add(&mut grads, model, used.square().mean());
-            let last = model.last.forward(x.tanh());
-            add(&mut grads, model, last.square().mean());
-            grads
-        };
-        let mut model = seeded(&device, Parts::new);
-        let (mut plain, mut plain_optim) = (model.clone(), adamw());
-        let mut optim = adamw().with_gradient_release();
-        for step in 0..STEPS {
-            let plain_grads = grads(&plain, step);
-            plain = plain_optim.step(LR, plain, plain_grads);
-            model = optim.arm(LR, model);
-            let grads = grads(&model, step);
-            model = optim.step(LR, model, grads);
-            let what = format!("{device:?}, after step {step}");
-            assert_bits(&bits(&model), &bits(&plain), &what);
-        }
-    }
-}
-
-/// Masks are drawn from the generator of the device, in the same order as without gradient release.
-#[test]
-fn dropout() {
-    alone("equality::dropout", || {
-        for device in devices() {
-            let make = || seeded(&device, |device| Former::new(0.3, true, device));
-            both_ways(BOTH, &[FirstPass::Auto], STEPS, make, |model, step| {
-                device.seed(step as u64);
-                model.loss(step, &device)
-            });
-        }
-    });
 }

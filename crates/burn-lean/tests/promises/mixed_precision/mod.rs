@@ -1,16 +1,17 @@
 //! Models in half precision with normalizations in f32, and all that saves memory with them.
 
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
 mod training;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::module::ModuleDisplay;
 use burn::nn as plain;
-use burn::nn::loss::CrossEntropyLossConfig;
 #[cfg(feature = "ndarray")]
 use burn::optim::LionConfig;
-use burn::optim::{
-    AdamW, AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig, OptimizerRecord,
-};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::optim::{AdamW, MuonConfig};
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 use burn_lean::optim::{
     AdaLomoConfig, Bf16Weights, CameConfig, InFiveBytes, InOnePass, Lean, MasterWeights,
@@ -18,44 +19,23 @@ use burn_lean::optim::{
 };
 #[cfg(feature = "ndarray")]
 use burn_lean::optim::{Offload, StableAdamWConfig};
-use burn_lean::{
-    LossScaler, LossScalerConfig, MixedPrecision, NormClipping, ReleaseAccumulator, ReleaseError,
-    ReleaseOptimizer, WithGradientRelease, checkpoint_each, no_decay,
-};
+use burn_lean::{LossScaler, MixedPrecision, checkpoint_each, no_decay};
 
 use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
-use crate::harness::{Bits, assert_bits, bits, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 
 /// Mixes types where it may not.
-macro_rules! model_of {
-    ($model:ident, $field:ty) => {
-        #[derive(Module, Debug)]
-        struct $model {
-            linear: plain::Linear,
-            inner: Vec<$field>,
-        }
-
-        impl $model {
-            fn of(inner: impl Into<$field>) -> Self {
-                let linear = plain::LinearConfig::new(8, 8).init(&flex());
-                let inner = vec![inner.into()];
-                seeded(&flex(), |_| Self { linear, inner })
-            }
-        }
-    };
+#[derive(Module, Debug)]
+struct Mixed<M: Module> {
+    linear: plain::Linear,
+    inner: Vec<M>,
 }
 
-model_of!(PlainLayerNorm, plain::LayerNorm);
-model_of!(LeanLayerNorm, nn::LayerNorm);
-model_of!(PlainRmsNorm, plain::RmsNorm);
-model_of!(LeanRmsNorm, nn::RmsNorm);
-model_of!(PlainGroupNorm, plain::GroupNorm);
-model_of!(LeanGroupNorm, nn::GroupNorm);
-model_of!(PlainBatchNorm, plain::BatchNorm);
-model_of!(PlainRotary, plain::RotaryEncoding);
-model_of!(LeanRotary, nn::RotaryEncoding);
-model_of!(PlainPositions, plain::PositionalEncoding);
-model_of!(LeanPositions, nn::PositionalEncoding);
+fn mixed<M: Module + ModuleDisplay>(inner: M) -> Mixed<M> {
+    let linear = plain::LinearConfig::new(8, 8).init(&flex());
+    let inner = vec![inner];
+    seeded(&flex(), |_| Mixed { linear, inner })
+}
 
 fn types<M: Module>(model: &M) -> Vec<DType> {
     struct Types(Vec<DType>);
@@ -103,22 +83,22 @@ fn modules_that_cannot_mix_types_are_refused_by_path() {
     let group = plain::GroupNormConfig::new(2, 8).init(&device);
     let rotary = plain::RotaryEncodingConfig::new(16, 8).init(&device);
     let positions = plain::PositionalEncodingConfig::new(8).init(&device);
-    assert_cast(LeanLayerNorm::of(layer.clone()));
-    assert_cast(LeanRmsNorm::of(rms.clone()));
-    assert_cast(LeanGroupNorm::of(group.clone()));
-    assert_cast(LeanRotary::of(rotary.clone()));
-    assert_cast(LeanPositions::of(positions.clone()));
-    assert_refused(PlainLayerNorm::of(layer.clone()), "LayerNorm");
-    assert_refused(PlainRmsNorm::of(rms), "RmsNorm");
-    assert_refused(PlainGroupNorm::of(group), "GroupNorm");
-    assert_refused(PlainRotary::of(rotary), "RotaryEncoding");
-    assert_refused(PlainPositions::of(positions), "PositionalEncoding");
-    let batch = PlainBatchNorm::of(plain::BatchNormConfig::new(8).init(&device));
+    assert_cast(mixed(nn::LayerNorm::from(layer.clone())));
+    assert_cast(mixed(nn::RmsNorm::from(rms.clone())));
+    assert_cast(mixed(nn::GroupNorm::from(group.clone())));
+    assert_cast(mixed(nn::RotaryEncoding::from(rotary.clone())));
+    assert_cast(mixed(nn::PositionalEncoding::from(positions.clone())));
+    assert_refused(mixed(layer.clone()), "LayerNorm");
+    assert_refused(mixed(rms), "RmsNorm");
+    assert_refused(mixed(group), "GroupNorm");
+    assert_refused(mixed(rotary), "RotaryEncoding");
+    assert_refused(mixed(positions), "PositionalEncoding");
+    let batch = mixed(plain::BatchNormConfig::new(8).init(&device));
     assert_refused(batch.clone(), "BatchNorm");
 
     // Both ways out.
     let all = MixedPrecision::bf16().cast_norms();
-    let model = all.cast(PlainLayerNorm::of(layer)).unwrap();
+    let model = all.cast(mixed(layer)).unwrap();
     assert_eq!(types(&model), [DType::BF16; 4]);
     let x = numbers([3, 8], 1, &device).cast(DType::BF16);
     assert_eq!(model.inner[0].forward(x).dtype(), DType::BF16);
@@ -392,15 +372,10 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
     // Groups of Burn's optimizer, and an optimizer of matrices only.
     let muon = MuonConfig::new().build();
+    let five_bytes = || adamw.in_five_bytes(7).init();
     for optim in [
-        adamw
-            .in_five_bytes(7)
-            .init()
-            .with_group(group.clone(), adamw.build(), None),
-        adamw
-            .in_five_bytes(7)
-            .init()
-            .with_group(group.clone(), muon, None),
+        five_bytes().with_group(group.clone(), adamw.build(), None),
+        five_bytes().with_group(group.clone(), muon, None),
     ] {
         let mut optim = optim.with_gradient_release().with_f32_gradients();
         let refused = optim.try_arm(1e-3, model()).unwrap_err();
@@ -408,7 +383,7 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     }
     // Those that compute in f32.
     for optim in [
-        adamw.in_five_bytes(7).init(),
+        five_bytes(),
         AdaLomoConfig::new().init(),
         CameConfig::new().init(),
     ] {
@@ -422,7 +397,7 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
 fn running_statistics_are_cast_with_their_update() {
     let device = flex();
     let batch_norm = plain::BatchNormConfig::new(8).init(&device);
-    let model = PlainBatchNorm::of(batch_norm);
+    let model = mixed(batch_norm);
     let x = numbers([4, 8], 1, &device);
     let _ = model.inner[0].forward(x.clone() + 3.0);
     let expected = model.inner[0].running_mean.value_sync().cast(DType::BF16);

@@ -1,5 +1,10 @@
 //! Everything together, against what one computes by hand.
 
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
 use super::*;
 
 const WIDTH: usize = 64;

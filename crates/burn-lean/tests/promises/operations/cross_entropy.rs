@@ -1,17 +1,15 @@
 //! The fused head and loss.
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::loss::{CrossEntropyLoss, Reduction};
+use burn::tensor::Tolerance;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::quantization::QuantScheme;
-use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::{alone, devices, flex, ids, numbers, seeded};
+use crate::harness::prelude::*;
 use crate::memory::{HEAP, peak_of};
-use crate::small::assert_panics;
 
 /// A head of so many classes, and its loss.
 #[derive(Clone, Copy, Debug)]
@@ -379,7 +377,7 @@ fn sums_over_chunks_and_one_division_are_the_mean_over_tokens() {
 /// A head of 8,000 classes for 1,500 tokens: the logits would be 48 MB.
 #[test]
 fn the_logits_never_exist() {
-    alone("operations::cross_entropy::the_logits_never_exist", || {
+    alone(|| {
         const TOKENS: usize = 1500;
         const WIDTH: usize = 64;
         const CLASSES: usize = 8000;

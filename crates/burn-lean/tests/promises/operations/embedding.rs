@@ -1,12 +1,11 @@
 //! The embedding.
 
 use burn::tensor::quantization::QuantScheme;
-use burn::tensor::{DType, Int, Tensor};
 use burn_lean::MixedPrecision;
 use burn_lean::operations::{embedding, nn};
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::{devices, flex, ids, numbers};
+use crate::harness::prelude::*;
 
 /// Tokens that are there ten times, in the mean.
 pub(crate) fn case() -> Case {

@@ -1,16 +1,15 @@
 //! The feed-forward network, whose second half is one operation.
 
-use burn::module::{Module, Param, ParamId};
-use burn::nn::activation::ActivationConfig;
+use burn::module::ParamId;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::tensor::{Tensor, activation};
+use burn::tensor::activation;
 use burn_lean::operations::nn;
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::nn::transformer::PositionWiseFeedForward;
 
 use super::activations::gelu_of_definition;
 use super::harness::{Case, noise, shaped, spread};
-use crate::harness::{alone, flex, numbers, seeded};
+use crate::harness::prelude::*;
 
 /// Two linear layers: the lengths of the input, and of the hidden layer.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +155,7 @@ fn what_is_frozen_has_no_gradient_and_changes_none() {
 
 #[test]
 fn it_drops_what_burns_does() {
-    alone("operations::feed_forward::it_drops_what_burns_does", || {
+    alone(|| {
         let Sizes(dims, hidden) = SIZES[3];
         let config = PositionWiseFeedForwardConfig::new(dims[2], hidden).with_dropout(0.3);
         let device = flex();

@@ -1,15 +1,12 @@
 //! Operations in each type, and of hard inputs: what they compute on the way is in `f32` at least.
 
-use burn::nn::activation::ActivationConfig;
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{DType, Int, Tensor};
 use burn_lean::operations::linear_cross_entropy;
 
 use super::attention::{NONE, PACKED, Shape, with_bias};
 use super::feed_forward::Sizes;
 use super::harness::{Case, Outcome, differences, differences_above, noise, rounded, spread};
 use super::{activations, cross_entropy, embedding, linear, norms, rotary};
-use crate::harness::flex;
+use crate::harness::prelude::*;
 
 /// A type: its rounding error, and the least number that it rounds so.
 const TYPES: [(DType, f64, f64); 4] = [

@@ -1,8 +1,6 @@
 //! An operation beside its reference: Burn's own operations, in `f64`.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-
-use crate::harness::{devices, flex};
+use crate::harness::prelude::*;
 
 /// An operation on flat tensors, to a flat tensor.
 pub(crate) type Flat<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;

@@ -1,11 +1,8 @@
 //! The fused head and loss of tokens that do not count.
 
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{Int, Tensor};
 use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
 
-use crate::harness::{devices, flex, numbers};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 #[test]
 fn tokens_that_are_all_ignored_are_as_with_burn() {

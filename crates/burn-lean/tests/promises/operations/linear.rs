@@ -1,11 +1,9 @@
 //! The linear layer.
 
-use burn::tensor::Tensor;
 use burn_lean::operations::linear;
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::flex;
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 /// From `dims` to so many elements, with a bias.
 pub(crate) fn case(dims: [usize; 3], output: usize) -> Case {

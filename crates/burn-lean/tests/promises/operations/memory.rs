@@ -1,15 +1,15 @@
 //! Bytes that an operation keeps for the backward pass, and the peak of that.
 
+use burn::nn::RotaryEncodingConfig;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::nn::{DropoutConfig, RotaryEncodingConfig};
-use burn::tensor::{Int, Tensor, activation};
+use burn::tensor::activation;
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
     Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, rotary_encoding, silu,
     softmax, swiglu,
 };
 
-use crate::harness::{alone, flex, numbers};
+use crate::harness::prelude::*;
 use crate::memory::HEAP;
 
 /// Rows and width of the input.
@@ -96,8 +96,7 @@ fn assert_little(
 
 #[test]
 fn operations_keep_their_input_or_their_output() {
-    let name = "operations::memory::operations_keep_their_input_or_their_output";
-    alone(name, || {
+    alone(|| {
         let gamma = numbers([DIMS[1]], 2, &flex()).require_grad();
         let plain_norm =
             |x| burn::tensor::module::layer_norm(x, gamma.clone(), Some(gamma.clone()), 1e-5);
@@ -152,7 +151,7 @@ fn attention_keeps_no_scores() {
         });
         bytes_of(&leaf, || op(heads), Tensor::sum)
     }
-    alone("operations::memory::attention_keeps_no_scores", || {
+    alone(|| {
         for drop in [0.0, 0.1] {
             let plain = of(|[query, key, value]| {
                 let scores = query.matmul(key.transpose()) / 32_f64.sqrt();
@@ -177,8 +176,7 @@ fn attention_keeps_no_scores() {
 /// Twice the time, twice the memory, where a chunk has as few rows as it may.
 #[test]
 fn memory_of_attention_grows_with_the_time() {
-    let name = "operations::memory::memory_of_attention_grows_with_the_time";
-    alone(name, || {
+    alone(|| {
         let peak = |time: usize| {
             let leaf = numbers([1, 8, time, 2], 1, &flex()).require_grad();
             let heads = [1.0, 2.0, 3.0].map(|factor| leaf.clone() * factor);
@@ -196,8 +194,7 @@ fn memory_of_attention_grows_with_the_time() {
 /// softcap they are made in tensors, by the chunk.
 #[test]
 fn a_window_needs_memory_and_time_for_what_it_sees() {
-    let name = "operations::memory::a_window_needs_memory_and_time_for_what_it_sees";
-    alone(name, || {
+    alone(|| {
         const TIME: usize = 2048;
         const WINDOW: usize = 128;
         const HEADS: usize = 2;
@@ -234,8 +231,7 @@ fn a_window_needs_memory_and_time_for_what_it_sees() {
 
 #[test]
 fn linear_makes_its_gradients_alone() {
-    let name = "operations::memory::linear_makes_its_gradients_alone";
-    alone(name, || {
+    alone(|| {
         let weight = numbers(DIMS, 2, &flex()).require_grad();
         let peak = |op: &dyn Fn(Tensor<3>) -> Tensor<3>| {
             let x = numbers([16, DIMS[0] / 16, DIMS[1]], 1, &flex()).require_grad();
@@ -255,8 +251,7 @@ fn linear_makes_its_gradients_alone() {
 
 #[test]
 fn dropout_keeps_bits_and_swiglu_its_inputs() {
-    let name = "operations::memory::dropout_keeps_bits_and_swiglu_its_inputs";
-    alone(name, || {
+    alone(|| {
         let module = DropoutConfig::new(0.1).init();
         let (plain, ours) = (bytes(|x| module.forward(x)), bytes(|x| dropout(x, 0.1)));
         print("dropout", &plain, &ours);
@@ -281,8 +276,7 @@ fn a_feed_forward_network_keeps_its_hidden_layer_once() {
     const INPUT: usize = 4 * ROWS * WIDTH;
     const HIDDEN: usize = 16 * INPUT;
     const WEIGHTS: usize = 4 * 2 * WIDTH * 16 * WIDTH;
-    let name = "operations::memory::a_feed_forward_network_keeps_its_hidden_layer_once";
-    alone(name, || {
+    alone(|| {
         for drop in [0.0, 0.1] {
             let config = PositionWiseFeedForwardConfig::new(WIDTH, 16 * WIDTH);
             let plain = config.with_dropout(drop).init(&flex());

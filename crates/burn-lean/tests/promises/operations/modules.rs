@@ -1,50 +1,20 @@
 //! Modules in place of Burn's: the same records, numbers and gradients.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
+use burn::module::list_param_ids;
 use burn::nn as plain;
-use burn::store::ModuleRecord;
-use burn::tensor::{Bool, DType, Device, Distribution, Gradients, Tensor};
+use burn::tensor::Distribution;
 use burn_lean::MixedPrecision;
 use burn_lean::operations::Attention;
 use burn_lean::operations::nn;
 use burn_lean::operations::nn::LeanModule;
 
-use crate::harness::{alone, bits, flex, ids, numbers, seeded};
-
-/// The path, the id and the gradient of each parameter; without a loss no gradients.
-pub(super) fn params<M: Module>(
-    model: &M,
-    loss: Option<Tensor<1>>,
-) -> Vec<(String, ParamId, Vec<f32>)> {
-    struct Visitor {
-        grads: Option<Gradients>,
-        path: Vec<String>,
-        found: Vec<(String, ParamId, Vec<f32>)>,
-    }
-    impl ModuleVisitor for Visitor {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let grad = self
-                .grads
-                .as_ref()
-                .and_then(|grads| param.val().grad(grads));
-            let numbers = grad.map_or_else(Vec::new, |grad| grad.into_data().iter().collect());
-            self.found.push((self.path.join("."), param.id, numbers));
-        }
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-    }
-    let mut visitor = Visitor {
-        grads: loss.map(|loss| loss.backward()),
-        path: Vec::new(),
-        found: Vec::new(),
-    };
-    model.visit(&mut visitor);
-    visitor.found
-}
+use crate::accumulation::bits_of;
+use crate::harness::prelude::*;
 
 /// That a module of Burn's and its other have the same parameters, outputs and gradients, and read
 /// each other's record.
@@ -66,11 +36,17 @@ fn assert_same<M>(
         .into_scalar::<f32>();
     let size = expected.clone().abs().into_scalar::<f32>();
     assert!(difference <= 1e-5 * size, "{difference:e} of {size}");
-    let expected = params(&plain, Some(expected));
-    let found = params(&lean, Some(found));
-    assert_eq!(found.len(), expected.len());
-    for ((path, id, expected), (lean_path, lean_id, found)) in expected.iter().zip(&found) {
-        assert_eq!((path, id), (lean_path, lean_id));
+    assert_eq!(list_param_ids(&lean), list_param_ids(&plain));
+    let expected = GradientsParams::from_grads(expected.backward(), &plain);
+    let found = GradientsParams::from_grads(found.backward(), &lean);
+    let pairs = bits_of(&expected, &plain)
+        .into_iter()
+        .zip(bits_of(&found, &lean));
+    for ((path, _), (expected, found)) in bits(&plain).iter().zip(pairs) {
+        let [expected, found] = [expected, found].map(|grad| {
+            let bits = grad.unwrap_or_default().into_iter();
+            bits.map(f32::from_bits).collect::<Vec<_>>()
+        });
         assert_eq!(expected.len(), found.len(), "{path}");
         let pairs = expected.iter().zip(found);
         let difference = pairs.fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
@@ -86,7 +62,7 @@ fn assert_same<M>(
     assert_eq!(bits(&other), bits(&plain));
     let back = M::plain(lean);
     assert_eq!(bits(&back), bits(&plain));
-    assert_eq!(params(&back, None), params(&plain, None));
+    assert_eq!(list_param_ids(&back), list_param_ids(&plain));
     assert_eq!(format!("{back}"), format!("{plain}"));
 }
 
@@ -317,8 +293,7 @@ fn caches_of_models_in_half_precision() {
 /// With the same seed, all that is dropped is the same.
 #[test]
 fn an_encoder_drops_what_burns_does() {
-    let name = "operations::modules::an_encoder_drops_what_burns_does";
-    alone(name, || {
+    alone(|| {
         let device = flex();
         let config = plain::transformer::TransformerEncoderConfig::new(8, 16, 2, 2);
         let encoder = seeded(&device, |device| config.with_dropout(0.3).init(device));

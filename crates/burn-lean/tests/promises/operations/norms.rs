@@ -1,13 +1,15 @@
 //! Normalizations.
 
-use burn::module::Param;
-use burn::nn::{GroupNormConfig, RmsNormConfig};
-use burn::tensor::Tensor;
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
+use burn::nn::GroupNormConfig;
 use burn_lean::operations::{group_norm, layer_norm, rms_norm};
 
 use super::harness::{Case, noise, shaped, spread};
-use crate::harness::flex;
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 const EPSILON: f64 = 1e-5;
 

@@ -1,14 +1,18 @@
 //! Quantized parameters: read as by Burn's modules, constants of the backward pass.
 
-use burn::module::{Lora, Module, ParamGroup, QLora, Quantizer};
+#![expect(
+    unused_qualifications,
+    reason = "`plain::Linear` beside `nn::Linear` says which is meant"
+)]
+
+use burn::module::{Lora, QLora, Quantizer};
 use burn::nn as plain;
 use burn::tensor::quantization::{Calibration, QuantScheme};
-use burn::tensor::{DType, Tensor};
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{layer_norm, linear};
 
-use super::modules::params;
-use crate::harness::{flex, numbers, seeded};
+use crate::accumulation::bits_of;
+use crate::harness::prelude::*;
 
 const DIMS: [usize; 3] = [2, 5, 32];
 
@@ -50,10 +54,14 @@ fn outcome<M: Module>(layer: &M, forward: impl Fn(&M, Tensor<3>) -> Tensor<3>) -
     let loss = |y: Tensor<3>| (y * numbers(DIMS, 4, &flex())).sum();
     let y = forward(layer, x.clone());
     let of_input = x.grad(&loss(y.clone()).backward()).unwrap();
-    let of_params = params(layer, Some(loss(forward(layer, x.clone()))));
+    let grads = loss(forward(layer, x.clone())).backward();
+    let of_params = bits_of(&GradientsParams::from_grads(grads, layer), layer);
     let inference = forward(&layer.valid(), x.inner());
     let tensors = [y.inner(), of_input, inference].map(|x| x.into_data().iter().collect());
-    let of_params = of_params.into_iter().map(|(.., grad)| grad);
+    let of_params = of_params.into_iter().map(|bits| {
+        let bits = bits.unwrap_or_default().into_iter();
+        bits.map(f32::from_bits).collect()
+    });
     tensors.into_iter().chain(of_params).collect()
 }
 

@@ -1,12 +1,10 @@
 //! Rotary encoding of positions.
 
-use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean::operations::nn::{self, LeanModule};
 use burn_lean::operations::rotary_encoding;
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::{flex, numbers};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 /// `[time, width, 2]`, in f32.
 fn frequencies([time, width]: [usize; 2]) -> Vec<f64> {

@@ -1,15 +1,10 @@
 //! What the operations are to the tape: parents with and without gradients, inference, gradient
 //! release and recomputed scopes.
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn_lean::checkpoint_each;
 use burn_lean::operations::{gelu, layer_norm, linear_cross_entropy, nn, softmax};
-use burn_lean::{WithGradientRelease, checkpoint, checkpoint_each};
 
-use crate::harness::{
-    alone, assert_bits, assert_released, devices, flex, momentum, numbers, plain_run, release_run,
-    seeded,
-};
+use crate::harness::prelude::*;
 
 fn three(device: &Device) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
     (
@@ -82,61 +77,6 @@ fn a_strategy_of_the_device_is_kept() {
     assert!(x.grad(&grads).is_some());
 }
 
-#[derive(Module, Debug)]
-struct Block {
-    gamma: Param<Tensor<1>>,
-    beta: Param<Tensor<1>>,
-    weight: Param<Tensor<2>>,
-}
-
-impl Block {
-    fn new(device: &Device) -> Self {
-        Self {
-            gamma: Param::from_tensor(Tensor::ones([6], device)),
-            beta: Param::from_tensor(Tensor::zeros([6], device)),
-            weight: Param::from_tensor(Tensor::zeros([6, 6], device)),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let y = layer_norm(x.clone(), self.gamma.val(), Some(self.beta.val()), 1e-5);
-        x + gelu(y.matmul(self.weight.val()))
-    }
-}
-
-#[test]
-fn gradient_release_and_recomputation_change_no_bit() {
-    const STEPS: usize = 4;
-    let blocks = || {
-        seeded(&flex(), |device| {
-            vec![Block::new(device), Block::new(device)]
-        })
-    };
-    type Run = fn(Tensor<2>, &Block) -> Tensor<2>;
-    let loss = |run: Run| {
-        move |blocks: &Vec<Block>, step: usize| {
-            let x = numbers([4, 6], step, &flex());
-            softmax(blocks.iter().fold(x, run), 1).square().mean()
-        }
-    };
-    let plain: Run = |x, block| block.forward(x);
-    let recomputed: Run = |x, block| checkpoint(block, x, |block: &Block, x| block.forward(x));
-    let (_, expected) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(plain));
-    for (what, run) in [("plain", plain), ("recomputed", recomputed)] {
-        let (_, found) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(run));
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_bits(found, expected, what);
-        }
-        let what = format!("{what}, released");
-        let mut release = momentum().with_gradient_release();
-        let steps = 0..STEPS;
-        let (_, reports) = release_run(blocks(), &mut release, steps, loss(run), &expected, &what);
-        if what.starts_with("plain") {
-            assert_released(&reports, 1, &what);
-        }
-    }
-}
-
 /// A transformer of modules that keep little, with dropout, and a fused head.
 #[derive(Module, Debug)]
 struct Transformer {
@@ -166,9 +106,9 @@ impl Transformer {
                 self.encoder.forward(input)
             }
         };
-        let targets = crate::harness::ids([10], step, 11, &device);
+        let targets = ids([10], step, 11, &device);
         let bias = self.head.bias.as_ref().map(Param::val);
-        let loss = burn::nn::loss::CrossEntropyLossConfig::new().init(&device);
+        let loss = CrossEntropyLossConfig::new().init(&device);
         let hidden = x.reshape([10, 8]);
         linear_cross_entropy(&loss, hidden, self.head.weight.val(), bias, targets)
     }
@@ -178,8 +118,7 @@ impl Transformer {
 #[test]
 fn a_transformer_trains_the_same_released_and_recomputed() {
     const STEPS: usize = 4;
-    let name = "operations::tape::a_transformer_trains_the_same_released_and_recomputed";
-    alone(name, || {
+    alone(|| {
         let model = || seeded(&flex(), Transformer::new);
         // Scopes draw in another order, so each is compared with itself.
         for recomputes in [false, true] {
@@ -198,8 +137,7 @@ fn a_transformer_trains_the_same_released_and_recomputed() {
 /// As finite differences see it, with a scope that drops again what it has dropped.
 #[test]
 fn a_recomputed_scope_drops_the_same_again() {
-    let name = "operations::tape::a_recomputed_scope_drops_the_same_again";
-    alone(name, || {
+    alone(|| {
         let device = flex();
         let layer = seeded(&device, |device| {
             let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);

@@ -2,12 +2,10 @@
 
 use std::process::Command;
 
-use burn::tensor::DType;
-
 use super::attention::{PACKED, Shape};
 use super::harness::{noise, spread};
 use super::{activations, cross_entropy, rotary};
-use crate::harness::flex;
+use crate::harness::prelude::*;
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {

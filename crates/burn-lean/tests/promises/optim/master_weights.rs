@@ -1,12 +1,7 @@
 //! Master weights of 24 bits, and weights in f32 from and to a model in 16 bits.
 
 use burn::backend::Flex;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{DType, Int};
 use burn_lean::optim::{AccumulateInMoments, Lean, LowBits, MasterWeights24, MomentDecay};
-use burn_lean::{ReleaseAccumulator, WithGradientRelease};
 
 use super::noise::Noise;
 use super::run::{Run, numbers};
@@ -14,8 +9,7 @@ use super::side::{
     AdamW, Bf16Weights, Device, EightBitMoments, InOnePass, MasterWeights, Moment, Optimizer,
     Rounding, Stochastic, Tensor, device, model_without_embeddings, places,
 };
-use crate::harness::{flex, seeded};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 const SHAPE: [usize; 2] = [64, 100];
 const HALVES: [DType; 2] = [DType::BF16, DType::F16];
@@ -290,29 +284,21 @@ fn what_is_not_in_the_group_stays_in_f32() {
     assert_eq!(half.num_params(), model.num_params());
 }
 
+/// By an optimizer, and between micro-batches.
 #[test]
-#[should_panic(expected = "the model is armed")]
 fn an_armed_model_is_refused() {
     let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
-    let mut release = five_bytes()
-        .with_f32_parameters()
-        .init()
-        .with_gradient_release();
-    let model = release.arm(1e-3, model);
-    let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
-}
-
-#[test]
-#[should_panic(expected = "the model is armed")]
-fn a_model_between_micro_batches_is_refused() {
-    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let refused = |model| five_bytes().weights_to_f32(model, OptimizerRecord::default());
+    let optim = five_bytes().with_f32_parameters().init();
+    let armed = optim.with_gradient_release().arm(1e-3, model.clone());
+    assert_panics(|| refused(armed), "the model is armed");
     let mut sums = ReleaseAccumulator::new();
     let model = sums.arm(model);
     let x = Tensor::<2>::ones([2, 64], &flex());
     let grads = model.forward(x).sum().backward();
     let grads = GradientsParams::from_grads(grads, &model);
     sums.accumulate(&model, grads);
-    let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
+    assert_panics(|| refused(model), "the model is armed");
 }
 
 #[test]

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn_lean::WithGradientRelease;
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 
-use crate::harness::{LR, alone, flex, numbers, release_step, seeded, watched};
+use crate::harness::prelude::*;
+use crate::harness::watched;
 use crate::memory::peak_of;
 
 const WIDTH: usize = 512;
@@ -47,7 +43,7 @@ fn peak_of_a_step(mut optim: ModuleOptimizer) -> f64 {
 /// Burn's own optimizer makes temporaries of the parameter's size; a pass makes none.
 #[test]
 fn a_step_needs_no_memory() {
-    alone("optim::memory::a_step_needs_no_memory", || {
+    alone(|| {
         let plain = peak_of_a_step(AdamWConfig::new().init());
         let model = matrix();
         let adamw = || AdamWConfig::new().with_beta_2(0.99).in_one_pass();
@@ -67,7 +63,7 @@ fn a_step_needs_no_memory() {
 /// weight.
 #[test]
 fn a_step_with_release_is_in_place() {
-    alone("optim::memory::a_step_with_release_is_in_place", || {
+    alone(|| {
         let optim = AdamWConfig::new().in_one_pass().init();
         let mut optim = optim.with_gradient_release();
         let mut model = matrix();

@@ -1,13 +1,10 @@
 //! States in host memory. What that does on another device is in `gpu`.
 
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{DType, Tensor};
+use burn_lean::MixedPrecision;
 use burn_lean::optim::{EightBitMoments, InFiveBytes, Offload};
-use burn_lean::{MixedPrecision, WithGradientRelease};
 
 use super::side::{InOnePass, Lean, model_without_embeddings};
-use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, seeded};
+use crate::harness::prelude::*;
 
 fn loss(model: &Linear, step: usize) -> Tensor<1> {
     let x = numbers([3, 64], step, &flex()).cast(model.weight.val().dtype());

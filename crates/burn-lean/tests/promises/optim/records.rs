@@ -1,14 +1,6 @@
 //! A whole model: with and without gradient release, and from record to record.
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, OptimizerRecord, SgdConfig,
-};
-use burn::tensor::{DType, Tensor};
-use burn_lean::WithGradientRelease;
+use burn::optim::LionConfig;
 use burn_lean::optim::{
     AccumulateInMoments, AdamWState, Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights,
     MomentDecay, Stochastic,
@@ -17,10 +9,7 @@ use burn_lean::optim::{
 use super::noise::Noise;
 use super::run::Run;
 use super::side::{Saved, device, model_with_embedding};
-use crate::harness::{
-    Bits, assert_bits, assert_released, bits, flex, ids, map_numbers, numbers, plain_run,
-    plain_step, release_run, release_step, seeded,
-};
+use crate::harness::prelude::*;
 use crate::optimizers::Net;
 
 const STEPS: usize = 24;

@@ -1,11 +1,10 @@
 //! The names of Burn 0.22 for what the tests of both Burns use.
 
+use crate::harness::prelude::*;
 use std::collections::BTreeMap;
 
 use burn::backend::Flex;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{RecordState, StateSink, StateSource};
-use burn::tensor::{DType, TensorData};
 
 pub(crate) use burn::optim::{AdamWState as BurnsAdamWState, LionConfig, Optimizer};
 pub(crate) use burn::tensor::{Device, Tensor};

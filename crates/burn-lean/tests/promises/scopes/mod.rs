@@ -6,22 +6,13 @@ mod twice;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use burn::module::{Module, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm,
-    LayerNormConfig, Linear, LinearConfig,
-};
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::activation::{gelu, softmax};
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-use burn_lean::{Budget, FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
+use burn::nn::Dropout;
+use burn::tensor::Distribution;
+use burn::tensor::activation::softmax;
+use burn_lean::Tensors;
 
-use crate::harness::{
-    BOTH, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum, numbers,
-    plain_run, plain_step, release_run, release_step, seeded, synchronized,
-};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
+use crate::harness::{distance, synchronized};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -357,15 +348,6 @@ fn frozen_parts_and_parts_of_two_optimizers() {
     }
 }
 
-#[test]
-fn a_scope_on_a_device_without_autodiff_just_runs() {
-    let device = Device::flex();
-    let block = Block::new(&device);
-    let x = numbers::<3>([1, 2, 8], 1, &device);
-    let out = checkpoint(&block, x.clone(), |block: &Block, x| block.forward(x));
-    assert_eq!(out.into_data(), block.forward(x).into_data());
-}
-
 /// What plain Burn comes to in one step without scopes.
 fn assert_one_step(net: &Net) {
     let start = seeded(&flex(), Net::new);
@@ -379,19 +361,25 @@ fn a_validation_in_the_middle_just_runs() {
     let net = optim.arm(LR, seeded(&flex(), Net::new));
     let loss = blocks(&net, 0, true);
     let x = numbers::<3>([1, 2, 8], 1, &Device::flex());
-    block(&net.valid().blocks[0], x, true);
+    let valid = net.valid();
+    let run = |again| block(&valid.blocks[0], x.clone(), again).into_data();
+    assert_eq!(run(true), run(false));
     let grads = GradientsParams::from_grads(loss.backward(), &net);
     assert_one_step(&optim.step(LR, net, grads));
 }
 
 #[test]
 fn after_a_panic_inside_a_scope_training_goes_on() {
-    let net = seeded(&flex(), Net::new);
-    let panics = |_: &Block, _: Tensor<3>| -> Tensor<3> { panic!("in the forward pass") };
+    let mut optim = adamw().with_gradient_release();
+    let net = optim.arm(LR, seeded(&flex(), Net::new));
+    let panics = |block: &Block, x| -> Tensor<3> {
+        let _ = block.forward(x);
+        panic!("in the forward pass")
+    };
     let run = || checkpoint(&net.blocks[0], net.embed(0), panics);
     assert_panics(run, "in the forward pass");
-    let mut optim = adamw().with_gradient_release();
-    assert_one_step(&release_step(net, &mut optim, |net| blocks(net, 0, true)));
+    let grads = GradientsParams::from_grads(blocks(&net, 0, true).backward(), &net);
+    assert_one_step(&optim.step(LR, net, grads));
 }
 
 /// Siblings: a tuple of them is a module.

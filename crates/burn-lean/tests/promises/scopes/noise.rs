@@ -46,10 +46,7 @@ fn running_statistics_change_once() {
 /// which know nothing of how the gradients were computed.
 #[test]
 fn masks_of_dropout_are_the_same_both_times() {
-    alone(
-        "scopes::noise::masks_of_dropout_are_the_same_both_times",
-        || [false, true].into_iter().for_each(finite_differences),
-    );
+    alone(|| [false, true].into_iter().for_each(finite_differences));
 }
 
 fn finite_differences(is_nested: bool) {
@@ -79,7 +76,7 @@ fn finite_differences(is_nested: bool) {
         let mut data: Vec<f32> = x.to_data().try_into_vec().unwrap();
         let mut at = |by: f32| {
             data[i] += by;
-            let x = burn::tensor::TensorData::new(data.clone(), [7, 6]);
+            let x = TensorData::new(data.clone(), [7, 6]);
             out(Tensor::from_data(x, &device)).into_scalar::<f32>()
         };
         let (above, below) = (at(h), at(-2.0 * h));
@@ -96,45 +93,39 @@ fn finite_differences(is_nested: bool) {
 /// Another step keeps what this one recomputes, and a second pass may keep what the first one measured.
 #[test]
 fn masks_do_not_depend_on_what_a_budget_keeps() {
-    alone(
-        "scopes::noise::masks_do_not_depend_on_what_a_budget_keeps",
-        || {
-            let device = flex();
-            let blocks = seeded(&device, |device| [(); 2].map(|()| Noisy::new(device)));
-            let budget = Budget::new(u64::MAX, || 0);
-            let loss = || {
-                device.seed(5);
-                let mut pass = budget.pass();
-                let x = numbers([7, 6], 1, &device);
-                let run =
-                    |x, block| pass.checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
-                let loss = blocks.iter().fold(x, run).square().mean();
-                loss.clone().backward();
-                loss.into_scalar::<f32>()
-            };
-            let recomputed = loss();
-            assert_eq!(loss(), recomputed);
-            assert_eq!(budget.planned().unwrap().recomputed, 0);
-        },
-    );
+    alone(|| {
+        let device = flex();
+        let blocks = seeded(&device, |device| [(); 2].map(|()| Noisy::new(device)));
+        let budget = Budget::new(u64::MAX, || 0);
+        let loss = || {
+            device.seed(5);
+            let mut pass = budget.pass();
+            let x = numbers([7, 6], 1, &device);
+            let run =
+                |x, block| pass.checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
+            let loss = blocks.iter().fold(x, run).square().mean();
+            loss.clone().backward();
+            loss.into_scalar::<f32>()
+        };
+        let recomputed = loss();
+        assert_eq!(loss(), recomputed);
+        assert_eq!(budget.planned().unwrap().recomputed, 0);
+    });
 }
 
 #[test]
 fn masks_do_not_depend_on_what_is_armed() {
-    alone(
-        "scopes::noise::masks_do_not_depend_on_what_is_armed",
-        || {
-            let device = flex();
-            let make = || seeded(&device, Noisy::new);
-            let runs = both_ways(&BOTH[..1], &[FirstPass::Auto], 6, make, |block, step| {
-                device.seed(step as u64);
-                let x = numbers([7, 6], step, &device);
-                let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
-                // Random numbers after a scope, and after backward.
-                let random = x.random_like(Distribution::Default);
-                (x * random).square().mean()
-            });
-            runs[0].assert_released();
-        },
-    );
+    alone(|| {
+        let device = flex();
+        let make = || seeded(&device, Noisy::new);
+        let runs = both_ways(&BOTH[..1], &[FirstPass::Auto], 6, make, |block, step| {
+            device.seed(step as u64);
+            let x = numbers([7, 6], step, &device);
+            let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
+            // Random numbers after a scope, and after backward.
+            let random = x.random_like(Distribution::Default);
+            (x * random).square().mean()
+        });
+        runs[0].assert_released();
+    });
 }

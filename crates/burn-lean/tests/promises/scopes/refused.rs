@@ -1,7 +1,5 @@
 //! Functions that a scope cannot run a second time.
 
-use burn_lean::ReleaseError;
-
 use super::*;
 
 #[test]

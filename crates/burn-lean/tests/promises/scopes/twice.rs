@@ -1,8 +1,7 @@
 //! Modules that have a parameter twice, or one that gets no gradient.
 
 use super::*;
-use crate::harness::devices;
-use crate::small::{Plain, Small, bits_of, plain, started, train_plain};
+use crate::small::started;
 
 /// The distance of a student from its teacher, which has the same ids.
 fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Tensor<1> {
@@ -24,7 +23,7 @@ fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Ten
 fn a_teacher_with_the_ids_of_its_student() {
     let device = flex();
     let start: Linear = seeded(&device, |device| LinearConfig::new(6, 4).init(device));
-    let changed = |module: Linear| crate::small::numbered_from(module, 300);
+    let changed = |module: Linear| numbered_from(module, 300);
     let sgd = || SgdConfig::new().init();
     for teacher in [
         changed(start.clone().no_grad()),

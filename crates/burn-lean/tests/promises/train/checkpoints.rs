@@ -9,11 +9,10 @@ use burn::train::checkpoint::{
     Checkpoint, Checkpointer, CheckpointerError, CheckpointingStrategy, FileCheckpointer,
     KeepLastNCheckpoints,
 };
-use burn_lean::FirstPass;
 use burn_lean::train::{BlockingCheckpointingStrategy, release_learner};
 
 use super::harness::{Directory, Mode, Net, OnStep, Training, User, rates};
-use crate::harness::{adamw, assert_bits, flex};
+use crate::harness::prelude::*;
 
 /// Saved by one, resumed by the other, and on from there to the weights of the run in one piece.
 #[test]

@@ -4,14 +4,11 @@ use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
-use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Tensor;
+use burn::module::Lora;
 use burn_lean::train::release_learner;
 
 use super::harness::{BATCHES, Mode, Net, Training, rates};
-use crate::harness::{adamw, bits, devices, flex, momentum};
+use crate::harness::prelude::*;
 
 fn plain_sgd() -> ModuleOptimizer {
     SgdConfig::new().init()
@@ -95,38 +92,6 @@ fn accumulation() {
     }
 }
 
-#[test]
-fn frozen_parts() {
-    let net = Net::new(&flex());
-    let frozen = bits(&net.head);
-    let training = Training {
-        model: Net {
-            head: net.head.no_grad(),
-            ..net
-        },
-        ..Training::new(adamw)
-    };
-    let run = training.assert_same("frozen");
-    let found = run.last.iter().filter(|(path, _)| path.starts_with("head"));
-    assert!(
-        found
-            .map(|(_, bits)| bits)
-            .eq(frozen.iter().map(|(_, bits)| bits))
-    );
-}
-
-/// Whoever trains a learner of ours otherwise trains with plain Burn.
-#[test]
-fn the_stock_strategy_with_our_learner() {
-    let training = Training {
-        scheduler: grouped_rates,
-        ..Training::new(grouped)
-    };
-    let expected = training.run(Mode::Stock);
-    let found = training.run(Mode::StockWithOurs);
-    found.assert_same(&expected, "with our learner");
-}
-
 /// As the learner of `Learner::new` has states and a scheduler that stands somewhere, so has ours.
 #[test]
 fn a_learner_that_was_used_before() {
@@ -148,19 +113,13 @@ fn a_learner_that_was_used_before() {
 /// that the gradient is an ordinary one.
 #[test]
 fn adapters() {
-    struct Unfreeze;
-    impl ModuleMapper for Unfreeze {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.set_require_grad(true)
-        }
-    }
     for is_frozen in [true, false] {
         for accumulation in [None, Some(2)] {
             let net = Net::without_third_use();
             let query = net.query.apply_lora(Lora::new(2, 4.0));
             let query = match is_frozen {
                 true => query,
-                false => query.map(&mut Unfreeze),
+                false => query.unfreeze(),
             };
             let training = Training {
                 model: Net { query, ..net },

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use burn_lean::train::resume::resume_point;
 
 use super::harness::{BATCHES, Directory, Mode, OnStep, Run, Training, User};
-use crate::harness::assert_bits;
+use crate::harness::prelude::*;
 
 const TEST: &str = "train::killed::a_killed_run_is_picked_up";
 const EPOCHS: usize = 5;

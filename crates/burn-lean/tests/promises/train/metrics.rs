@@ -1,7 +1,7 @@
 //! What the metrics show.
 
 use super::harness::{BATCHES, Mode, Training, User};
-use crate::harness::adamw;
+use crate::harness::prelude::*;
 
 /// The numbers of an epoch's steps, without what was not available, and without the mean.
 fn numbers(lines: &[String]) -> Vec<f64> {

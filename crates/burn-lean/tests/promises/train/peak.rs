@@ -5,18 +5,14 @@ use std::sync::{Arc, Mutex};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::optim::ModuleOptimizer;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_lean::train::metric::ReleasedMetric;
 use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
 
-use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded, zero_linear};
+use crate::harness::prelude::*;
+use crate::harness::zero_linear;
 use crate::memory::HEAP;
 
 const WIDTH: usize = 160;
@@ -100,11 +96,7 @@ fn loader(batches: usize) -> Arc<dyn DataLoader<usize>> {
 
 /// The weights after two epochs of six steps, and the highest peak of them all but the last one, in
 /// units of the parameters' bytes.
-fn train(
-    optim: fn() -> ModuleOptimizer,
-    is_released: bool,
-    window: Option<usize>,
-) -> (crate::harness::Bits, f64) {
+fn train(optim: fn() -> ModuleOptimizer, is_released: bool, window: Option<usize>) -> (Bits, f64) {
     let before = HEAP.current_usage();
     let model = Deep::new();
     let log = model.log.clone();
@@ -145,7 +137,7 @@ fn a_set_of_gradients_is_saved() {
         ("momentum", momentum, None, 2.4, 0.8),
         ("AdamW in windows", adamw, Some(3), 4.25, 0.6),
     ];
-    alone("train::peak::a_set_of_gradients_is_saved", || {
+    alone(|| {
         for (what, optim, window, most, saved) in rows {
             let (expected, stock) = train(optim, false, window);
             let (found, released) = train(optim, true, window);

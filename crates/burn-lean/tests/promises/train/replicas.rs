@@ -4,22 +4,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::{Lora, Module, ModuleMapper, Param};
-use burn::nn::Linear;
-use burn::optim::{GradientsParams, OptimizerRecord};
-use burn::tensor::Tensor;
+use burn::module::Lora;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
-use burn_lean::{
-    AutoClipConfig, DataParallel, FirstPass, NormClipping, Replicas, Threads, WithGradientRelease,
-};
+use burn_lean::{Replicas, Threads};
 
 use super::harness::{
     ByHand, Directory, Mode, Net, OnStep, Run, Training, User, stopping_once_worse,
 };
 use crate::clipping::by_hand::{clip_global, scale};
-use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
-use crate::small::panic_of;
+use crate::data_parallel::reference::parallel;
+use crate::harness::prelude::*;
 
 const EPOCHS: usize = 4;
 /// Batches of all replicas in an epoch.
@@ -67,10 +62,7 @@ impl How {
     /// Training of a replica that logs in a folder of its own.
     fn training(self, replicas: Replicas, folder: &Path) -> Training {
         let directory = Directory::at(&folder.join(format!("rank-{}", replicas.rank())));
-        let mut parallel = DataParallel::new(replicas);
-        if self.is_sharded {
-            parallel = parallel.with_sharded_optimizer();
-        }
+        let parallel = parallel(replicas, self.is_sharded);
         let mut training = Training {
             replicas: Some((parallel, folder.to_path_buf())),
             has_two_passes: self.max_norm.is_some(),
@@ -190,15 +182,9 @@ fn all_stop_early_together() {
 /// Of an adapted weight that is trained, too, the gradient is an ordinary one.
 #[test]
 fn an_adapted_weight_is_stepped_with_the_mean() {
-    struct Unfreeze;
-    impl ModuleMapper for Unfreeze {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.set_require_grad(true)
-        }
-    }
     let adapted = |mut net: Net| {
         let query = net.query.apply_lora(Lora::new(2, 4.0));
-        net.query = seeded(&flex(), |_| query).map(&mut Unfreeze);
+        net.query = seeded(&flex(), |_| query).unfreeze();
         net
     };
     let mut stock = training();
@@ -240,10 +226,7 @@ fn a_loop_of_replicas_goes_on_from_a_checkpoint_of_the_learner() {
     let expected = states.to_record().len();
     for is_sharded in [false, true] {
         let found = Threads::run(2, |replicas| {
-            let mut parallel = DataParallel::new(replicas);
-            if is_sharded {
-                parallel = parallel.with_sharded_optimizer();
-            }
+            let parallel = parallel(replicas, is_sharded);
             // Without the running statistics, which the threads would share.
             let net = &training.model;
             let layers = [&net.input, &net.query, &net.key, &net.value, &net.head];

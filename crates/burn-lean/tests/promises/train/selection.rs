@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::module::{Lora, Module};
+use burn::module::Lora;
 use burn::train::Interrupter;
 use burn_lean::{Alone, DataParallel, Replicas};
 
 use super::harness::{BATCHES, Mode, OnStep, Training, User, stopping_once_worse};
-use crate::harness::{adamw, flex, seeded};
+use crate::harness::prelude::*;
 
 #[test]
 fn early_stopping() {

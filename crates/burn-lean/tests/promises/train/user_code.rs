@@ -1,11 +1,9 @@
 //! What `TrainStep::step` and `TrainStep::optimize` of a user may do, and what is refused.
 
-use burn::module::Module;
 use burn_lean::train::release_learner;
 
 use super::harness::{LARGEST, Mode, Optimize, Step, Training, User, rates};
-use crate::harness::{adamw, bits};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 fn step(step: Step) -> Training {
     let user = User {
@@ -63,7 +61,7 @@ fn weights_clamped_after_the_step() {
 fn a_part_frozen_after_the_second_step() {
     let training = optimize(Optimize::Freeze);
     let run = training.assert_same("frozen");
-    let head = |bits: &crate::harness::Bits| {
+    let head = |bits: &Bits| {
         let of_head = bits.iter().filter(|(path, _)| path.starts_with("head"));
         of_head.cloned().collect::<Vec<_>>()
     };

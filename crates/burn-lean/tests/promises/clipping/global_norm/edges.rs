@@ -9,8 +9,7 @@ fn takes_no_more_memory_than_one_pass() {
     // Residual blocks add up: smaller weights keep the squares finite.
     let make = || map_numbers(seeded(&flex(), deep), |weight| weight * 0.05);
     let loss = |model: &Vec<_>, step| forward(model, 2, step);
-    let test = "clipping::global_norm::edges::takes_no_more_memory_than_one_pass";
-    alone(test, || {
+    alone(|| {
         for optim in [adamw as fn() -> ModuleOptimizer, sgd] {
             let peaks = |is_clipped: bool| {
                 let mut model = make();

@@ -2,27 +2,15 @@
 
 mod edges;
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ParamGroup};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
-};
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_lean::{
-    FirstPass, NormClipping, Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
-    TwoPasses, WithGradientRelease, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
-};
+use burn::tensor::Distribution;
+use burn_lean::{TwoPasses, clip_grad_norm, try_clip_grad_norm};
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
 use super::models::{Encoder, Noisy};
 use crate::adapters::{FACTORS, all, lora};
-use crate::harness::{
-    Bits, LR, adamw, alone, assert_bits, bits, devices, flex, map_numbers, momentum, release_step,
-    seeded, synchronized,
-};
+use crate::harness::prelude::*;
+use crate::harness::synchronized;
 use crate::memory::{deep, forward, peak_of};
-use crate::small::{PARAMS, Small, assert_error, bits_of, grads_of, small};
 
 const STEPS: usize = 14;
 
@@ -182,8 +170,7 @@ fn equals_plain_burn_clipped_by_hand() {
 /// Burn draws the same.
 #[test]
 fn running_statistics_are_those_of_one_pass() {
-    let test = "clipping::global_norm::running_statistics_are_those_of_one_pass";
-    alone(test, || {
+    alone(|| {
         for device in devices() {
             let loss = |model: &Noisy, step| {
                 device.seed(step as u64);
@@ -198,7 +185,7 @@ fn running_statistics_are_those_of_one_pass() {
 /// after goes on. Alone: the random numbers of a backend are the process's.
 #[test]
 fn both_passes_draw_the_same() {
-    alone("clipping::global_norm::both_passes_draw_the_same", || {
+    alone(|| {
         for device in devices() {
             draws_the_same(&device, Noisy::loss);
             draws_the_same(&device, Noisy::loss_in_scopes);
@@ -237,8 +224,7 @@ fn draws_the_same(device: &Device, loss: impl Fn(&Noisy, usize, &Device) -> Tens
 /// Alone: the random numbers of a backend are the process's.
 #[test]
 fn passes_by_hand_are_those_of_two_passes() {
-    let test = "clipping::global_norm::passes_by_hand_are_those_of_two_passes";
-    alone(test, || {
+    alone(|| {
         let device = flex();
         let run = |by_hand: bool| {
             device.seed(9);

@@ -7,17 +7,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use burn::module::Module;
-use burn::nn::LinearConfig;
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Tensor;
-use burn_lean::{Budget, ReleaseAccumulator, ReleaseError, WithGradientRelease};
-
-use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, watched_adamw};
-use crate::small::{
-    Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
-    numbered_from, panic_of, plain, plain_values, read_or_refused, small, started, train_plain,
-};
+use crate::harness::prelude::*;
+use crate::harness::watched_adamw;
+use crate::small::{plain_values, read_or_refused, started};
 
 const OTHER: f64 = LR / 7.0;
 
@@ -275,9 +267,7 @@ fn a_copy_in_the_loss() {
     let (start, mut plain_optim) = plain(&[0]);
     let plain = plain_step(start, &mut plain_optim, difference);
     let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let grads = GradientsParams::from_grads(difference(&model).backward(), &model);
-    let model = optim.step(LR, model, grads);
+    let model = release_step(model, &mut optim, difference);
     assert_goes_on(model, &mut optim, (plain, plain_optim));
 }
 

@@ -2,22 +2,6 @@
 
 use super::*;
 
-#[test]
-fn armed_by_two_optimizers() {
-    let (model, mut optim) = started();
-    let mut other = adamw().with_gradient_release();
-    let model = optim.arm(LR, model);
-    let (model, error) = other.try_arm(LR, model).unwrap_err().into_parts();
-    assert_error!(error, ArmedElsewhere, "`disarm` the other step first");
-    assert!(!other.is_armed());
-    let grads = grads_of(&model, 1);
-    let refused = other.try_step(LR, model, grads).unwrap_err();
-    assert_error!(refused.error(), ArmedElsewhere);
-    let (model, grads) = refused.into_given();
-    let model = optim.step(LR, model, grads);
-    assert_goes_on(model, &mut optim, plain(&[0, 1]));
-}
-
 /// What stands for a gradient that was stepped with must not pass for one.
 #[test]
 fn gradients_that_were_stepped_with_are_no_numbers() {

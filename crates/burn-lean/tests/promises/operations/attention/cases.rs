@@ -1,9 +1,9 @@
 //! Attention of several shapes, with several options, and its definition.
 
 use burn::tensor::activation::{quiet_softmax, softmax};
-use burn::tensor::{Bool, Device, Tensor, TensorData};
 use burn_lean::operations::Attention;
 
+use crate::harness::prelude::*;
 use crate::operations::harness::{Case, noise, shaped};
 
 /// Shapes of a case.
@@ -348,7 +348,7 @@ impl Options {
             // A row without keys.
             let empty = scores.max_dim(3).equal_scalar(f64::NEG_INFINITY);
             let weights = weights.mask_fill(empty, 0.0);
-            let dropout = burn::nn::DropoutConfig::new(self.dropout).init();
+            let dropout = DropoutConfig::new(self.dropout).init();
             dropout.forward(weights).matmul(value).flatten(0, 3)
         }
     }

@@ -4,13 +4,11 @@ mod cases;
 
 use burn::tensor::activation::softmax;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Int, Tensor};
 use burn_lean::operations::{Attention, attention};
 
 use self::cases::{OPTIONS, Options, SHAPES, mask};
 use super::harness::{Case, coarse, noise, run, shaped};
-use crate::harness::{alone, devices, flex};
-use crate::small::assert_panics;
+use crate::harness::prelude::*;
 
 pub(crate) use self::cases::{NONE, PACKED, Shape};
 
@@ -182,8 +180,7 @@ fn a_tensor_may_be_query_key_and_value() {
 /// see the gradient. In `f64`.
 #[test]
 fn dropout_has_the_gradient_of_its_own_mask() {
-    let name = "operations::attention::dropout_has_the_gradient_of_its_own_mask";
-    alone(name, || {
+    alone(|| {
         let shape = Shape {
             key_heads: 1,
             key_time: 6,
@@ -226,8 +223,7 @@ fn dropout_has_the_gradient_of_its_own_mask() {
 /// the batch are cut into rows.
 #[test]
 fn what_is_dropped_is_what_burn_drops() {
-    let name = "operations::attention::what_is_dropped_is_what_burn_drops";
-    alone(name, || {
+    alone(|| {
         let in_rows = SHAPES[7];
         let cross = Shape {
             heads: 2,
@@ -267,8 +263,7 @@ fn what_is_dropped_is_what_burn_drops() {
 /// As in Burn, which drops weights: where one of query, key and bias is trained.
 #[test]
 fn it_drops_in_training_alone() {
-    let name = "operations::attention::it_drops_in_training_alone";
-    alone(name, || {
+    alone(|| {
         let ones = || Tensor::<4>::ones([1, 2, 8, 4], &flex());
         for trained in 0..5 {
             let operand = |at| match at == trained {

@@ -1,11 +1,8 @@
 //! Moments in 8 bits on the device: the weights of the processor up to rounding, and its codes but
 //! for a few.
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use crate::harness::prelude::*;
+use burn::optim::{LionConfig, Optimizer};
 use burn_lean::optim::{EightBitMoments, InOnePass, StableAdamWConfig};
 
 use super::super::run::Run;

@@ -1,14 +1,11 @@
 //! A pass writes in place: it takes no memory of the device, and none of the host.
 
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
-use burn_lean::WithGradientRelease;
+use burn::optim::Optimizer;
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean, StableAdamWConfig};
 
 use super::super::run::Run;
 use super::{RATE, gradient, weight, wgpu};
-use crate::harness::{alone, numbers, release_step, seeded};
+use crate::harness::prelude::*;
 use crate::memory::peak_of;
 
 const WIDTH: usize = 2048;
@@ -57,7 +54,7 @@ fn of_a_step(optimizer: impl Optimizer) -> [f64; 2] {
 /// where all states are floats.
 #[test]
 fn a_step_needs_no_memory() {
-    alone("optim::gpu::in_place::a_step_needs_no_memory", || {
+    alone(|| {
         let [plain, _] = of_a_step(AdamWConfig::new().build());
         assert!(cfg!(feature = "fusion") || plain > 0.9, "{plain}");
         let adamw = || AdamWConfig::new().in_one_pass();
@@ -102,17 +99,14 @@ fn with_release(optim: ModuleOptimizer) -> f64 {
 /// weight: the gradient is all there is.
 #[test]
 fn a_step_with_release_is_in_place() {
-    alone(
-        "optim::gpu::in_place::a_step_with_release_is_in_place",
-        || {
-            let plain = with_release(AdamWConfig::new().init());
-            let lean = with_release(AdamWConfig::new().in_one_pass().init());
-            println!("in weights: Burn's {plain}, in one pass {lean}");
-            assert!(lean < 1.5, "{lean}");
-            assert!(
-                cfg!(feature = "fusion") || plain > lean + 0.9,
-                "{lean}, {plain}"
-            );
-        },
-    );
+    alone(|| {
+        let plain = with_release(AdamWConfig::new().init());
+        let lean = with_release(AdamWConfig::new().in_one_pass().init());
+        println!("in weights: Burn's {plain}, in one pass {lean}");
+        assert!(lean < 1.5, "{lean}");
+        assert!(
+            cfg!(feature = "fusion") || plain > lean + 0.9,
+            "{lean}, {plain}"
+        );
+    });
 }

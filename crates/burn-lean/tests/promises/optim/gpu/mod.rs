@@ -5,7 +5,7 @@ mod eight_bit;
 mod in_place;
 mod one_pass;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use crate::harness::prelude::*;
 
 use super::noise::Noise;
 

@@ -1,11 +1,8 @@
 //! Moments in 32 bits: Burn's weights, from Burn's records.
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::nn::Linear;
+use crate::harness::prelude::*;
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
-use burn::tensor::{Device, Tensor};
+use burn::optim::{LionConfig, Optimizer};
 use burn_lean::optim::{
     AccumulateInMoments, EightBitMoments, InOnePass, MomentDecay, RAdamConfig, StableAdamWConfig,
 };

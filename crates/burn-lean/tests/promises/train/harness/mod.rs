@@ -12,10 +12,6 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
-use burn::module::{Module, Param};
-use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device, Tensor};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
@@ -30,13 +26,10 @@ use burn_lean::train::resume::{
     ResumedDataLoader, checked_checkpointers, checked_checkpointers_of_run,
 };
 use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
-use burn_lean::{
-    DataParallel, FirstPass, LossScaler, ReleaseOptimizer, Replicas, WithGradientRelease,
-};
+use burn_lean::{DataParallel, LossScaler, Replicas};
 use tempfile::TempDir;
 
-use crate::harness::{Bits, adamw, assert_bits, bits, flex, numbers, seeded};
-use crate::small::panic_of;
+use crate::harness::prelude::*;
 
 pub(super) use self::model::*;
 

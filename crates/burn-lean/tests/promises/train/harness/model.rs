@@ -313,7 +313,7 @@ impl InferenceStep for Net {
 
 /// Two sets of gradients, as Burn's accumulator joins them.
 fn joined(model: &Net, one: GradientsParams, other: GradientsParams) -> GradientsParams {
-    let mut sums = burn::optim::GradientsAccumulator::new();
+    let mut sums = GradientsAccumulator::new();
     sums.accumulate(model, one);
     sums.accumulate(model, other);
     sums.grads()
@@ -325,7 +325,7 @@ pub(crate) const LARGEST: f32 = 0.3;
 /// Clamps every weight, and keeps it a leaf.
 struct Clamp;
 
-impl burn::module::ModuleMapper for Clamp {
+impl ModuleMapper for Clamp {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match param.is_require_grad() {
             true => param.map(|w| w.clamp(-LARGEST, LARGEST).detach().require_grad()),
