@@ -333,8 +333,7 @@ fn weights_and_caches_are_burns() {
 /// To look at the weights in training changes nothing of what is trained.
 #[test]
 fn weights_are_those_before_dropout() {
-    let name = "operations::modules::weights_are_those_before_dropout";
-    alone(name, || {
+    alone(|| {
         let config = nn::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.5);
         let layer = seeded(&flex(), |device| config.init(device));
         let weights = |layer: &nn::attention::MultiHeadAttention, x| {
