@@ -69,7 +69,10 @@ impl Holds {
     fn of(base: &DispatchTensor, found: Option<&Found>) -> Self {
         // Elsewhere, any NaN looks like what was computed from a placeholder.
         let (leaf, tells) = match found {
-            Some(found) if found.has_ended => return Self::Weight,
+            // Unless a copy that was built anew has taken the weight.
+            Some(found) if found.has_ended && node_of(base) != Some(found.slot.leaf_id()) => {
+                return Self::Weight;
+            }
             Some(found) => (Some(found.slot.leaf_id()), true),
             None => (None, !reading_waits(base)),
         };
@@ -163,7 +166,8 @@ impl Survey {
 
     /// Whether a parameter has a placeholder, and has lost the slot of its weight.
     pub(super) fn is_bare(&self, surveyed: &Surveyed) -> bool {
-        surveyed.holds == Holds::Placeholder && !self.found.contains_key(&surveyed.param.id)
+        let found = self.found.get(&surveyed.param.id);
+        surveyed.holds == Holds::Placeholder && found.is_none_or(|found| found.has_ended)
     }
 
     /// Checks that the model can be armed.

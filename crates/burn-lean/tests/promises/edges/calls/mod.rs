@@ -243,6 +243,36 @@ fn a_model_armed_in_place_of_the_armed_model() {
 /// least not readable.
 #[test]
 fn an_armed_model_given_to_burns_optimizer() {
+/// A model with the ids of the armed one, in which it takes no part.
+#[test]
+fn another_model_of_the_same_ids_is_stepped() {
+    let (before, mut optim) = started();
+    let armed = optim.arm(LR, before.clone());
+    let grads = grads_of(&before, 1);
+    let stepped = optim.step(LR, before, grads);
+    let plain = plain(&[0, 1]);
+    assert_eq!(bits(&stepped), bits(&plain.0));
+    assert_eq!(armed.values(), plain_values(&[0]));
+    let armed = optim.arm(LR, armed);
+    assert_eq!(optim.disarm(armed).values(), plain_values(&[0]));
+    assert_goes_on(stepped, &mut optim, plain);
+}
+
+/// A copy that was built anew takes the weight of the model with it, which is told so.
+#[test]
+fn a_model_whose_weight_was_taken_is_refused() {
+    let (model, mut optim) = started();
+    let mut model = optim.arm(LR, model);
+    let mut rebuilt = model.clone();
+    rebuilt.tied = rebuilt.tied.set_require_grad(true);
+    rebuilt.first = std::mem::replace(&mut model.first, small().first);
+    rebuilt.second = std::mem::replace(&mut model.second, small().second);
+    let rebuilt = optim.disarm(rebuilt);
+    assert_eq!(rebuilt.values(), plain_values(&[0]));
+    let refused = optim.try_arm(LR, model).unwrap_err();
+    assert_error!(refused.error(), Placeholder);
+}
+
     for is_dropped in [true, false] {
         let (model, mut optim) = started();
         let mut plain_optim = adamw().load_record(optim.to_record());
