@@ -239,8 +239,8 @@ fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> P
 /// placeholder. `leaf` is that of the arming in which the placeholder was made.
 fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<D>) -> Tensor<D> {
     let placeholder = base.clone().into_dispatch();
-    let is_leaf = node_of(&placeholder) == Some(leaf);
-    if !is_leaf && !is_placeholder(&placeholder) {
+    let node = node_of(&placeholder);
+    if node != Some(leaf) && !is_placeholder(&placeholder) {
         assert!(
             !is_computed_from_placeholder(&placeholder),
             "gradient release: this record would be of something computed from the placeholders of \
@@ -250,7 +250,7 @@ fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<
     }
     // With adapters, the slot may be armed anew since.
     let slot = slot.upgrade().filter(|slot| slot.leaf_id() == leaf);
-    let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
+    let weight = slot.and_then(|slot| slot.weight_behind(node));
     Tensor::from_dispatch(weight.expect(
         "gradient release: this record would be of an armed model or of a copy that was taken \
          while it was armed, and both exist with different weights; save after `step`, or save \

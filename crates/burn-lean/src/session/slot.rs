@@ -264,16 +264,15 @@ impl Slot {
         is_open && (snapshot.leaf_id, snapshot.after_step) == now
     }
 
-    /// The weight of a model of which only the placeholder is known; `None` if it could be one of
-    /// several. `is_leaf` says whether the placeholder is the slot's leaf, which the armed model
-    /// and its copies on the same device have.
-    pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<DispatchTensor> {
+    /// The weight of a model of which only the node of the placeholder is known; `None` if it could be
+    /// one of several. Only copies are without autodiff, and moved ones have not the slot's leaf.
+    pub(crate) fn weight_behind(&self, node: Option<NodeId>) -> Option<DispatchTensor> {
         let state = self.reduced_state();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
-        if !is_leaf {
+        if node != Some(state.leaf_id) {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
-        if is_leaf && state.weight.is_here() {
+        if node.is_some() && state.weight.is_here() {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
