@@ -12,7 +12,6 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread::ThreadId;
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
@@ -57,9 +56,6 @@ pub(crate) struct Slot {
     step: StepFn,
     mapper: Arc<dyn Any + Send + Sync>,
     state: Mutex<State>,
-    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
-    /// the new weight, and this one would wait for itself.
-    stepping: Mutex<Option<ThreadId>>,
 }
 
 /// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
@@ -128,7 +127,6 @@ impl Slot {
             step,
             mapper,
             state: Mutex::new(state),
-            stepping: Mutex::new(None),
         };
         (slot, leaf)
     }
@@ -144,7 +142,6 @@ impl Slot {
             step: self.step,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
-            stepping: Mutex::new(None),
         }
     }
 
@@ -175,9 +172,8 @@ impl Slot {
     ///
     /// Inside the optimizer's step of this parameter, which has its weight.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
         assert!(
-            !is_stepping,
+            !self.is_stepping(),
             "gradient release: the optimizer reads {} from an armed model while it steps that \
              parameter, whose weight was handed to it; use the tensor that `step` is given, or a \
              copy of the model taken before `arm`",
@@ -206,6 +202,13 @@ impl Slot {
     }
 
     /// Whether the slot is still armed.
+        assert!(
+            !session.is_stepping(),
+            "gradient release: the optimizer reads {} from an armed model while it steps another \
+             parameter, and its gradient is in flight to the other replicas; use a copy of the \
+             model taken before `arm`",
+            path_text(&self.path())
+        );
     pub(crate) fn is_armed(&self) -> bool {
         let state = self.state();
         let session = state.session.upgrade();

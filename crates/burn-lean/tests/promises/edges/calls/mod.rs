@@ -3,15 +3,19 @@
 
 mod refused;
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::nn::LinearConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
-use burn_lean::{Budget, ReleaseAccumulator, ReleaseError, WithGradientRelease};
+use burn_lean::{
+    Budget, GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseAccumulator,
+    ReleaseError, WithGradientRelease,
+};
 
 use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, watched_adamw};
 use crate::small::{
@@ -239,10 +243,6 @@ fn a_model_armed_in_place_of_the_armed_model() {
     }
 }
 
-/// Burn's own optimizer reads around `Param::val`: it is refused, or the result is right, or at
-/// least not readable.
-#[test]
-fn an_armed_model_given_to_burns_optimizer() {
 /// A model with the ids of the armed one, in which it takes no part.
 #[test]
 fn another_model_of_the_same_ids_is_stepped() {
@@ -273,6 +273,10 @@ fn a_model_whose_weight_was_taken_is_refused() {
     assert_error!(refused.error(), Placeholder);
 }
 
+/// Burn's own optimizer reads around `Param::val`: it is refused, or the result is right, or at
+/// least not readable.
+#[test]
+fn an_armed_model_given_to_burns_optimizer() {
     for is_dropped in [true, false] {
         let (model, mut optim) = started();
         let mut plain_optim = adamw().load_record(optim.to_record());
@@ -347,9 +351,41 @@ fn a_budget_of_nothing() {
     Budget::new(0, || 0);
 }
 
-/// It waited for itself before.
+/// One process, which has two gradients in flight.
+struct TwoInFlight;
+
+impl GradientReduction for TwoInFlight {
+    fn begin(
+        &self,
+        _: ParamId,
+        grad: Tensor<1>,
+        _: Recipients,
+    ) -> Result<Box<dyn PendingGradient>, ReductionError> {
+        Ok(Box::new(Pending(grad)))
+    }
+
+    fn max_in_flight(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN.saturating_add(1)
+    }
+}
+
+struct Pending(Tensor<1>);
+
+impl PendingGradient for Pending {
+    fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError> {
+        Ok(Some(self.0))
+    }
+}
+
+/// It waited for itself before: for the weight that it steps, or for one whose gradient is in flight.
 #[test]
-fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
+fn an_optimizer_that_reads_what_it_steps_is_refused() {
+    for is_in_flight in [false, true] {
+        assert_reading_is_refused(is_in_flight);
+    }
+}
+
+fn assert_reading_is_refused(is_in_flight: bool) {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let armed = Arc::<Mutex<Option<Small>>>::default();
@@ -362,6 +398,9 @@ fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
         });
         let refused = panic_of(|| {
             let mut optim = onlooker.with_gradient_release();
+            if is_in_flight {
+                optim = optim.with_reduction(Arc::new(TwoInFlight));
+            }
             let model = optim.arm(LR, small());
             *armed.lock().expect("nobody panics with it") = Some(model.clone());
             grads_of(&model, 0);
