@@ -298,14 +298,20 @@ impl Survey {
     }
 
     /// Checks that the optimizer steps every parameter, and takes the gradients in f32 that it is given
-    /// of weights in half precision. `asked` are the parameters and types of which that is known.
+    /// of weights in half precision. `asked` are the parameters of which that is known, with their types
+    /// and devices.
     pub(super) fn check_optimizer(
         &self,
         optim: &ModuleOptimizer,
         gives_f32: bool,
-        asked: &mut HashSet<(ParamId, DType)>,
+        asked: &mut HashMap<ParamId, (DType, Device)>,
     ) -> Result<(), ReleaseError> {
-        let is_new = |surveyed: &&Surveyed| !asked.contains(&(surveyed.param.id, surveyed.dtype));
+        let is_new = |surveyed: &&Surveyed| {
+            let known = asked.get(&surveyed.param.id);
+            known.is_none_or(|(dtype, device)| {
+                (dtype, device) != (&surveyed.dtype, &surveyed.device)
+            })
+        };
         let new: Vec<_> = self.trained().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
@@ -326,7 +332,14 @@ impl Survey {
             } = surveyed;
             let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(*dtype));
             let answer = match (refusing.contains(&param.id), needs_f32) {
-                (true, _) => ask(&mut optim, param, param.shape.clone(), device, *dtype),
+                (true, _) => {
+                    let asked = |optim| ask(optim, param, param.shape.clone(), device, *dtype);
+                    // Burn moves the states to the device first, which may not have their type.
+                    match asked(&mut stateless) {
+                        refused if refused.refusal.is_some() => refused,
+                        _ => asked(&mut optim),
+                    }
+                }
                 // Not the others: their step may draw random numbers.
                 (false, false) => continue,
                 (false, true) => {
@@ -342,7 +355,8 @@ impl Survey {
             }
         }
         let params = self.trained();
-        asked.extend(params.map(|surveyed| (surveyed.param.id, surveyed.dtype)));
+        let key = |surveyed: &Surveyed| (surveyed.dtype, surveyed.device.clone());
+        asked.extend(params.map(|surveyed| (surveyed.param.id, key(surveyed))));
         Ok(())
     }
 
