@@ -77,7 +77,7 @@ impl Slot {
                 if gradients.stops() {
                     // `step` will refuse, and hand the sum back.
                     (Taken::Skipped, None)
-                } else if gradients.stops_at_non_finite {
+                } else if gradients.must_be_finite() {
                     // The sum stays until the step is known to be taken.
                     (Taken::Stepped, state.with_sum(grad))
                 } else {
