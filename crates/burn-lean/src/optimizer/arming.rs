@@ -145,7 +145,7 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers = survey
         .found
         .iter()
-        .map(|(id, found)| (*id, found.slot.mapper().clone()));
+        .map(|(id, found)| (*id, found.slot.mapper()));
     let mappers: HashMap<_, _> = mappers.collect();
     let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
     let own = survey.found.values().filter(|found| !found.is_copy);
@@ -178,16 +178,20 @@ impl ModuleMapper for ArmAgain<'_> {
         let Some(surveyed) = surveyed else {
             return param;
         };
-        let armed = param.map(|base| {
-            // Between two armings, or loaded since.
-            let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
-            let base = match is_weight {
-                true => base,
-                false => weight_for(&found.slot, base),
-            };
-            let (base, known) = (base.into_dispatch(), &surveyed.param);
-            Tensor::from_dispatch(found.slot.arm_again(self.session, known, base))
-        });
+        let (id, base, mapper) = param.consume();
+        if found.has_ended {
+            // It may have got others between two steps.
+            found.slot.set_mapper(Arc::new(mapper.clone()));
+        }
+        // Between two armings, or loaded since.
+        let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
+        let base = match is_weight {
+            true => base,
+            false => weight_for(&found.slot, base),
+        };
+        let (base, known) = (base.into_dispatch(), &surveyed.param);
+        let leaf = found.slot.arm_again(self.session, known, base);
+        let armed = Param::from_mapped_value(id, Tensor::from_dispatch(leaf), mapper);
         saving_weight(armed, &found.slot)
     }
 }
@@ -231,7 +235,7 @@ impl Reparameterizer for Armer<'_> {
 /// Lets the records of an armed parameter have its weight.
 fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> Param<Tensor<D>> {
     let (behind, leaf) = (Arc::downgrade(slot), slot.leaf_id());
-    let saved = mapper_of::<D>(slot.mapper());
+    let saved = mapper_of::<D>(&slot.mapper());
     param.save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, leaf, base)))
 }
 

@@ -75,7 +75,7 @@ impl ModuleMapper for Restore<'_> {
         };
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
-        let mapper = mapper_of::<D>(slot.mapper());
+        let mapper = mapper_of::<D>(&slot.mapper());
         let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
             // Loaded since: it stays. Another model with this id leaves its weight to the slot.
             let found = self.survey.found.get(&id);

@@ -167,8 +167,12 @@ impl Slot {
         copies.filter_map(Weak::upgrade).any(|copy| copy.after_step)
     }
 
-    /// The `ParamMapper` of the parameter.
-    pub(crate) fn mapper(&self) -> &Arc<dyn Any + Send + Sync> {
-        &self.mapper
+    /// The `ParamMapper` that the parameter had before it was armed.
+    pub(crate) fn mapper(&self) -> Arc<dyn Any + Send + Sync> {
+        lock(&self.mapper).clone()
+    }
+
+    pub(crate) fn set_mapper(&self, mapper: Arc<dyn Any + Send + Sync>) {
+        *lock(&self.mapper) = mapper;
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Slot {
     id: AtomicU64,
     path: Mutex<Arc<Path>>,
     step: StepFn,
-    mapper: Arc<dyn Any + Send + Sync>,
+    mapper: Mutex<Arc<dyn Any + Send + Sync>>,
     state: Mutex<State>,
 }
 

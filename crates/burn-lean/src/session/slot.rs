@@ -125,7 +125,7 @@ impl Slot {
             id: AtomicU64::new(id.val()),
             path: Mutex::new(Arc::new(path)),
             step,
-            mapper,
+            mapper: Mutex::new(mapper),
             state: Mutex::new(state),
         };
         (slot, leaf)
@@ -140,7 +140,7 @@ impl Slot {
             id: AtomicU64::new(self.id().val()),
             path: Mutex::new(self.path()),
             step: self.step,
-            mapper: self.mapper.clone(),
+            mapper: Mutex::new(self.mapper()),
             state: Mutex::new(twin),
         }
     }
