@@ -63,6 +63,9 @@ pub(crate) struct Found {
     pub(crate) is_in_scope: bool,
     /// Whether it belongs to a copy of the armed model.
     pub(crate) is_copy: bool,
+    /// Whether it is of the armed model itself, in whose place another was armed: like a copy, it is no
+    /// longer stepped.
+    pub(crate) is_abandoned: bool,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
     /// Whether its arming has not ended.
@@ -312,6 +315,7 @@ impl Released {
             place: self.place(),
             is_in_scope: self.role != Role::Model,
             is_copy: !is_transparent && (self.copy.is_some() || has_ended),
+            is_abandoned: self.copy.is_none() && has_ended,
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
             has_ended: is_transparent,

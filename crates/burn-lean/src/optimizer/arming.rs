@@ -47,12 +47,16 @@ pub(super) fn arm<M: Module>(
                 session,
                 survey: &survey,
             });
-            let is_free = |found: &Found| is_free(session, found);
-            for (id, found) in survey.found.iter().filter(|(_, found)| is_free(found)) {
-                session.slots().insert(*id, found.slot.clone());
+            for (id, found) in &survey.found {
+                // Not those of parameters that were frozen since.
+                let is_open = found.slot.is_of(session) && !found.slot.phase().has_ended();
+                if is_open && is_free(session, found) {
+                    session.slots().insert(*id, found.slot.clone());
+                }
+                if !found.is_copy {
+                    found.slot.rest();
+                }
             }
-            let begun = survey.found.values().filter(|found| !found.has_ended);
-            begun.for_each(|found| found.slot.rest());
         } else {
             model = settle(model, &survey);
             abandon(session);
@@ -153,10 +157,10 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     model
 }
 
-/// Whether the slot of a model with adapters may be armed again: its arming has ended, or an
-/// accumulator has left it.
+/// Whether the slot of a model with adapters may be armed again: its arming has ended, or was left.
 fn is_free(session: &Session, found: &Found) -> bool {
-    found.has_ended || !(found.is_armed || found.is_copy || is_own(session, found))
+    let is_left = !(found.is_armed || found.is_copy || is_own(session, found));
+    found.has_ended || found.is_abandoned || is_left
 }
 
 /// Moves weights into the slots of existing reparameterizations.

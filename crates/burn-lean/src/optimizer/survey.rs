@@ -194,7 +194,8 @@ impl Survey {
                 });
             }
             let found = self.found.get(&surveyed.param.id);
-            if self.has_adapters && found.is_some_and(|found| found.is_copy) {
+            let is_copy = found.is_some_and(|found| found.is_copy && !found.is_abandoned);
+            if self.has_adapters && is_copy {
                 return Err(ReleaseError::CopyWithAdapters {
                     path: surveyed.path(),
                 });
@@ -354,8 +355,8 @@ impl Survey {
                 return Err(ReleaseError::F32Gradients { path });
             }
         }
-        let params = self.trained();
         let key = |surveyed: &Surveyed| (surveyed.dtype, surveyed.device.clone());
+        let params = self.trained();
         asked.extend(params.map(|surveyed| (surveyed.param.id, key(surveyed))));
         Ok(())
     }

@@ -120,6 +120,9 @@ impl Slot {
     /// Ends a micro-batch or a measuring pass: another pass over the same weight follows.
     pub(crate) fn rest(&self) {
         let mut state = self.state();
+        if state.phase == Phase::Ended {
+            return;
+        }
         state.phase = Phase::Waiting;
         state.uses = Uses::default();
         if state.weight.is_here() {

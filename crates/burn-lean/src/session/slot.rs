@@ -157,6 +157,11 @@ impl Slot {
         self.state().session.upgrade()
     }
 
+    /// Whether it was armed last in this session.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        std::ptr::eq(self.state().session.as_ptr(), session)
+    }
+
     pub(crate) fn leaf_id(&self) -> NodeId {
         self.state().leaf_id
     }
@@ -197,11 +202,6 @@ impl Slot {
                 path_text(&self.path())
             )
         });
-        expect(session.wait_for_reductions());
-        self.state()
-    }
-
-    /// Whether the slot is still armed.
         assert!(
             !session.is_stepping(),
             "gradient release: the optimizer reads {} from an armed model while it steps another \
@@ -209,6 +209,11 @@ impl Slot {
              model taken before `arm`",
             path_text(&self.path())
         );
+        expect(session.wait_for_reductions());
+        self.state()
+    }
+
+    /// Whether the slot is still armed.
     pub(crate) fn is_armed(&self) -> bool {
         let state = self.state();
         let session = state.session.upgrade();
