@@ -23,7 +23,8 @@ pub enum ReleaseError {
         "{path} was stepped inside an earlier backward of this optimizer step, and now a second \
          gradient for it has arrived; run one backward per step on the sum of the losses, or \
          accumulate the gradients of the earlier ones and arm with them before the last \
-         (`arm_accumulated`)"
+         (`arm_accumulated`); this step cannot be finished: load the last checkpoint into the \
+         model and the optimizer (`load_record`)"
     )]
     AlreadyStepped {
         /// Path of the parameter in the model.
@@ -35,7 +36,8 @@ pub enum ReleaseError {
         "{path} was stepped inside backward, but its gradient was never asked for: without \
          gradient release this step would leave the parameter as it is; collect the gradients of \
          the armed model with `GradientsParams::from_grads`, arm only what is to be stepped, and \
-         decide before backward whether to step"
+         decide before backward whether to step; if they were dropped, this step cannot be \
+         finished: load the last checkpoint into the model and the optimizer (`load_record`)"
     )]
     Unclaimed {
         /// Path of the parameter in the model.
@@ -59,7 +61,9 @@ pub enum ReleaseError {
     #[error(
         "the gradient of {path} was changed, or added to another, after backward had stepped with \
          it; ask for what is to be done to gradients before (`with_grad_clipping` of the \
-         optimizer, `arm_accumulated` for micro-batches), or do not arm for this step"
+         optimizer, `arm_accumulated` for micro-batches), or do not arm for such a step; this one \
+         cannot be finished: load the last checkpoint into the model and the optimizer \
+         (`load_record`)"
     )]
     GradientChanged {
         /// Path of the parameter in the model.
@@ -81,8 +85,8 @@ pub enum ReleaseError {
     /// No forward pass was made with the armed model.
     #[error(
         "no forward pass was made with the model since it was armed, and no gradient is given: \
-         those of a forward pass made before `arm` are lost; arm before the forward pass, or \
-         `disarm` to take the arming back"
+         those of a forward pass made before `arm` are lost; arm before the forward pass; to take \
+         the arming back, `disarm`, or drop the accumulator"
     )]
     NoForward,
 
@@ -132,9 +136,9 @@ pub enum ReleaseError {
     /// A backward has stepped parameters and `step` has not finished that step yet.
     #[error(
         "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is \
-         not finished; call `step` with the model and the gradients first (if that backward has \
-         panicked, the model is half old, half new: load the last checkpoint into the model and \
-         the optimizer)"
+         not finished; call `step` with the model and the gradients first (if `step` refuses, or \
+         that backward has panicked, the model is half old, half new: load the last checkpoint \
+         into the model and the optimizer with `load_record`)"
     )]
     Unfinished {
         /// Parameters stepped so far.
@@ -172,7 +176,9 @@ pub enum ReleaseError {
     /// micro-batch.
     #[error(
         "the gradients of {added} of {armed} armed parameters are with the model; call \
-         `accumulate` with the model and the gradients that backward returned first"
+         `accumulate` with the model and the gradients that backward returned first (if it \
+         refuses, drop the accumulator and begin the window anew with another: no weight has \
+         changed)"
     )]
     NotAccumulated {
         /// Parameters whose gradient was added inside backward.
@@ -233,7 +239,8 @@ pub enum ReleaseError {
     /// The parameter is on a backend that is not known.
     #[error(
         "{path} is on {device}, a backend that burn-lean was not compiled for; switch its feature \
-         on (flex, ndarray, wgpu or cuda), or train without arming"
+         on (flex, ndarray, wgpu or cuda, or cube for other devices of CubeCL), or train without \
+         arming"
     )]
     Backend {
         /// Path of the parameter in the model.
@@ -315,7 +322,8 @@ pub enum ReleaseError {
     /// A second gradient of a parameter arrived in one micro-batch.
     #[error(
         "{path} got two gradients in one micro-batch, the first of which is in the sum already; \
-         run one backward on the sum of the losses, or end each with `accumulate`"
+         drop the accumulator and begin the window anew with another (no weight has changed), \
+         with one backward on the sum of the losses, or an `accumulate` after each"
     )]
     AccumulatedTwice {
         /// Path of the parameter in the model.
@@ -334,7 +342,8 @@ pub enum ReleaseError {
     #[error(
         "the gradient of {path} is not finite; {}",
         match stepped {
-            0 => "no parameter was stepped: leave this batch out, and disarm the model".to_string(),
+            0 => "no parameter was stepped: leave this batch out, and disarm the model if it is armed"
+                .to_string(),
             stepped => format!(
                 "{stepped} of {armed} armed parameters had been stepped before it came, and no \
                  other was: load the last checkpoint into the model and the optimizer \

@@ -29,8 +29,8 @@ thread_local! {
 /// What clones that share their slots are for.
 pub(crate) enum Share {
     /// The module of a scope. There, all parameters are constants: so it says which are apart from
-    /// the armed ones, frozen or with a leaf of their own.
-    Scope { apart: HashSet<ParamId> },
+    /// the armed ones, frozen or with a leaf of their own, by their [places](Found::place).
+    Scope { apart: HashSet<usize> },
     /// The model itself.
     Model,
 }
@@ -57,8 +57,15 @@ pub(crate) struct Found {
     /// As it was armed. A record that was loaded since may have given it another.
     pub(crate) id: ParamId,
     pub(crate) slot: Arc<Slot>,
+    /// The address of its reparameterization. A module may have two of one id.
+    pub(crate) place: usize,
+    /// Whether it belongs to the module of a scope, in which all bases are constants.
+    pub(crate) is_in_scope: bool,
     /// Whether it belongs to a copy of the armed model.
     pub(crate) is_copy: bool,
+    /// Whether it is of the armed model itself, in whose place another was armed: like a copy, it is no
+    /// longer stepped.
+    pub(crate) is_abandoned: bool,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
     /// Whether its arming has not ended.
@@ -152,15 +159,22 @@ impl Released {
     }
 
     fn share(&self) -> Self {
-        // A copy with the slot's weight would keep the step from writing in place.
-        let copy = self.copy.clone().filter(|_| !self.is_the_slots());
-        let mut shared = self.with(self.slot.clone(), copy);
-        shared.role = SHARE.with_borrow(|share| match share {
-            Some(Share::Scope { apart }) if apart.contains(&self.slot.id()) => Role::ApartInScope,
+        let role = SHARE.with_borrow(|share| match share {
+            Some(Share::Scope { apart }) if apart.contains(&self.place()) => Role::ApartInScope,
             Some(Share::Scope { .. }) if self.role == Role::Model => Role::Scope,
             _ => self.role,
         });
+        // A copy with the slot's weight would keep the step from writing in place. What is apart
+        // keeps its weight over that step.
+        let is_kept = role == Role::ApartInScope || !self.is_the_slots();
+        let copy = self.copy.clone().filter(|_| is_kept);
+        let mut shared = self.with(self.slot.clone(), copy);
+        shared.role = role;
         shared
+    }
+
+    fn place(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn copy(&self) -> Self {
@@ -243,8 +257,8 @@ impl Released {
         if leaf == self.slot.leaf_id() {
             return self.read_armed(base);
         }
-        // A scope holds no leaf of the model.
-        let is_in_scope = mode() != Mode::Tape && self.role != Role::ApartInScope;
+        // The module of a scope holds no leaf of the model. What `forward` has captured does.
+        let is_in_scope = mode() != Mode::Tape && self.role == Role::Scope;
         if is_in_scope && self.is_the_slots() && self.has_placeholder(&base) {
             return self.read_armed(base);
         }
@@ -293,14 +307,18 @@ impl Released {
     }
 
     fn found(&self) -> Found {
+        let is_transparent = self.is_transparent();
+        let has_ended = !is_transparent && self.slot.phase().has_ended();
         Found {
             id: self.slot.id(),
             slot: self.slot.clone(),
-            is_copy: !self.is_transparent()
-                && (self.copy.is_some() || self.slot.phase().has_ended()),
+            place: self.place(),
+            is_in_scope: self.role != Role::Model,
+            is_copy: !is_transparent && (self.copy.is_some() || has_ended),
+            is_abandoned: self.copy.is_none() && has_ended,
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
-            has_ended: self.is_transparent(),
+            has_ended: is_transparent,
         }
     }
 }

@@ -5,6 +5,13 @@
 //! is dropped.
 
 use std::cell::RefCell;
+#[cfg(feature = "optim")]
+use std::collections::BTreeMap;
+
+#[cfg(feature = "optim")]
+use burn::optim::{RecordState, StateSource};
+#[cfg(feature = "optim")]
+use burn::tensor::Device;
 
 thread_local! {
     static ANSWER: RefCell<Option<Answer>> = const { RefCell::new(None) };
@@ -63,6 +70,20 @@ pub(crate) fn is_only_asked(takes: Result<(), String>) -> bool {
         Some(reason) if !is_asked => panic!("{reason}"),
         _ => is_asked,
     }
+}
+
+/// Whether an optimizer with such states answers questions, as one inside another does or does not.
+/// Called in a question.
+#[cfg(feature = "optim")]
+pub(crate) fn answers<S: RecordState>(device: &Device) -> bool {
+    let looked_for = || ANSWER.with_borrow(|answer| answer.as_ref().map(|it| it.states.len()));
+    let before = looked_for();
+    drop(S::state_unflatten(
+        "",
+        &mut StateSource::new(BTreeMap::new()),
+        device,
+    ));
+    looked_for() > before
 }
 
 /// Called by the states of such an optimizer before they are read. Returns whether it was only asked.

@@ -387,7 +387,8 @@ impl GradientTransform {
         self.must_be_finite() || rule_asks || report_asks
     }
 
-    fn must_be_finite(&self) -> bool {
+    /// Whether the step with a gradient may be skipped.
+    pub(crate) fn must_be_finite(&self) -> bool {
         // A measuring pass has checked all gradients.
         self.step.measured.is_none() && (self.stops_at_non_finite || self.scaler.is_some())
     }

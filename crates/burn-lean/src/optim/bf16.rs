@@ -17,7 +17,7 @@ use super::cube;
 use super::flex;
 use super::record::Field;
 use super::{EightBitMoments, InOnePass, Lean};
-use crate::gradients::{is_looked_for, is_only_asked, takes_f32_gradients};
+use crate::gradients::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -110,6 +110,17 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         check_low_of(dtype, state.low_of)?;
         let (elements, [words]) = (weight.shape().num_elements(), low.dims());
         self.rounding.check_low(dtype, elements, words)
+    }
+
+    /// Passes a question on to the optimizer, if it answers questions.
+    fn ask_optimizer<const D: usize>(&self, weight: &Tensor<D>, state: Option<Bf16State<O, D>>) {
+        let device = weight.device();
+        if answers::<O::State<D>>(&device) {
+            let one = Tensor::<D>::ones([1; D], (&device, DType::F32));
+            let ones = one.expand(weight.shape());
+            let state = state.and_then(|state| state.optimizer);
+            drop(self.optimizer.step(0.0, ones.clone(), ones, state));
+        }
     }
 
     /// The optimizer for all parameters of a module.
@@ -537,7 +548,12 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
         takes_f32_gradients();
-        if is_only_asked(self.check(&tensor, state.as_ref())) {
+        let checked = self.check(&tensor, state.as_ref());
+        let is_taken = checked.is_ok();
+        if is_only_asked(checked) {
+            if is_taken {
+                self.ask_optimizer(&tensor, state);
+            }
             return (tensor, None);
         }
         let is_f32 = dtype == DType::F32;

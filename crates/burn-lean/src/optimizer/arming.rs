@@ -47,12 +47,16 @@ pub(super) fn arm<M: Module>(
                 session,
                 survey: &survey,
             });
-            let is_free = |found: &Found| is_free(session, found);
-            for (id, found) in survey.found.iter().filter(|(_, found)| is_free(found)) {
-                session.slots().insert(*id, found.slot.clone());
+            for (id, found) in &survey.found {
+                // Not those of parameters that were frozen since.
+                let is_open = found.slot.is_of(session) && !found.slot.phase().has_ended();
+                if is_open && is_free(session, found) {
+                    session.slots().insert(*id, found.slot.clone());
+                }
+                if !found.is_copy {
+                    found.slot.rest();
+                }
             }
-            let begun = survey.found.values().filter(|found| !found.has_ended);
-            begun.for_each(|found| found.slot.rest());
         } else {
             model = settle(model, &survey);
             abandon(session);
@@ -145,7 +149,7 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers = survey
         .found
         .iter()
-        .map(|(id, found)| (*id, found.slot.mapper().clone()));
+        .map(|(id, found)| (*id, found.slot.mapper()));
     let mappers: HashMap<_, _> = mappers.collect();
     let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
     let own = survey.found.values().filter(|found| !found.is_copy);
@@ -153,10 +157,10 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     model
 }
 
-/// Whether the slot of a model with adapters may be armed again: its arming has ended, or an
-/// accumulator has left it.
+/// Whether the slot of a model with adapters may be armed again: its arming has ended, or was left.
 fn is_free(session: &Session, found: &Found) -> bool {
-    found.has_ended || !(found.is_armed || found.is_copy || is_own(session, found))
+    let is_left = !(found.is_armed || found.is_copy || is_own(session, found));
+    found.has_ended || found.is_abandoned || is_left
 }
 
 /// Moves weights into the slots of existing reparameterizations.
@@ -178,16 +182,20 @@ impl ModuleMapper for ArmAgain<'_> {
         let Some(surveyed) = surveyed else {
             return param;
         };
-        let armed = param.map(|base| {
-            // Between two armings, or loaded since.
-            let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
-            let base = match is_weight {
-                true => base,
-                false => weight_for(&found.slot, base),
-            };
-            let (base, known) = (base.into_dispatch(), &surveyed.param);
-            Tensor::from_dispatch(found.slot.arm_again(self.session, known, base))
-        });
+        let (id, base, mapper) = param.consume();
+        if found.has_ended {
+            // It may have got others between two steps.
+            found.slot.set_mapper(Arc::new(mapper.clone()));
+        }
+        // Between two armings, or loaded since.
+        let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
+        let base = match is_weight {
+            true => base,
+            false => weight_for(&found.slot, base),
+        };
+        let (base, known) = (base.into_dispatch(), &surveyed.param);
+        let leaf = found.slot.arm_again(self.session, known, base);
+        let armed = Param::from_mapped_value(id, Tensor::from_dispatch(leaf), mapper);
         saving_weight(armed, &found.slot)
     }
 }
@@ -231,7 +239,7 @@ impl Reparameterizer for Armer<'_> {
 /// Lets the records of an armed parameter have its weight.
 fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> Param<Tensor<D>> {
     let (behind, leaf) = (Arc::downgrade(slot), slot.leaf_id());
-    let saved = mapper_of::<D>(slot.mapper());
+    let saved = mapper_of::<D>(&slot.mapper());
     param.save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, leaf, base)))
 }
 
@@ -239,8 +247,8 @@ fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> P
 /// placeholder. `leaf` is that of the arming in which the placeholder was made.
 fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<D>) -> Tensor<D> {
     let placeholder = base.clone().into_dispatch();
-    let is_leaf = node_of(&placeholder) == Some(leaf);
-    if !is_leaf && !is_placeholder(&placeholder) {
+    let node = node_of(&placeholder);
+    if node != Some(leaf) && !is_placeholder(&placeholder) {
         assert!(
             !is_computed_from_placeholder(&placeholder),
             "gradient release: this record would be of something computed from the placeholders of \
@@ -250,7 +258,7 @@ fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<
     }
     // With adapters, the slot may be armed anew since.
     let slot = slot.upgrade().filter(|slot| slot.leaf_id() == leaf);
-    let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
+    let weight = slot.and_then(|slot| slot.weight_behind(node));
     Tensor::from_dispatch(weight.expect(
         "gradient release: this record would be of an armed model or of a copy that was taken \
          while it was armed, and both exist with different weights; save after `step`, or save \

@@ -217,7 +217,7 @@ impl ReleaseOptimizer {
         }
         let survey = Survey::of(&model);
         survey.check_computed()?;
-        let mapper = |(id, slot): (&ParamId, &Arc<Slot>)| (*id, slot.mapper().clone());
+        let mapper = |(id, slot): (&ParamId, &Arc<Slot>)| (*id, slot.mapper());
         let mappers = self.session.slots().iter().map(mapper).collect();
         let model = restore(&self.session, model, &survey);
         self.finish(report);

@@ -49,6 +49,17 @@ pub(super) fn measure(
     Ok(())
 }
 
+/// Forgets the norms of ordinary gradients: the next call may bring others.
+pub(super) fn forget(session: &Session) {
+    let slots = session.slots();
+    let is_taken = |param| {
+        slots
+            .get(&param)
+            .is_some_and(|slot| slot.phase().is_taken())
+    };
+    session.stepper().gradients.keep_measured(is_taken);
+}
+
 /// Transforms the gradients for the step of a model that is no longer armed, and drops those of
 /// parameters that another replica steps. Returns the parameters whose step is skipped.
 pub(super) fn transform<M: Module>(

@@ -62,10 +62,9 @@ impl StepReport {
     }
 
     /// Whether every gradient is known to have been added up in plain Burn's order, so that its
-    /// bits are plain Burn's, except those that `docs/exactness.md` in the repository lists. If
-    /// not, the last bits may differ: in the first pass with
-    /// [`FirstPass::Small`](crate::FirstPass), and where a forward pass is shorter than those
-    /// before it. This includes the micro-batches of a
+    /// bits are plain Burn's, except those that `docs/exactness.md` in the repository lists. If not,
+    /// the last bits may differ: in the first pass with [`FirstPass::Small`](crate::FirstPass), and
+    /// where a forward pass is shorter than those before it. This includes the micro-batches of a
     /// [`ReleaseAccumulator`](crate::ReleaseAccumulator), except those before a
     /// [record](crate::ReleaseAccumulator::load_record).
     pub fn is_plain(&self) -> bool {

@@ -21,7 +21,10 @@ pub(super) fn restore<M: Module>(session: &Session, model: M, survey: &Survey) -
         let open = survey.found.iter().filter(|(_, found)| found.is_open());
         slots.extend(open.map(|(id, found)| (*id, found.slot.clone())));
     }
-    let model = model.map(&mut Restore { slots: &slots });
+    let model = model.map(&mut Restore {
+        slots: &slots,
+        survey,
+    });
     for slot in slots.values().filter(|slot| !slot.phase().has_ended()) {
         // Its parameter is not in the model, or something else was loaded into it.
         slot.abandon();
@@ -58,6 +61,7 @@ pub(super) fn abandon_others(session: &Session, survey: &Survey) {
 
 struct Restore<'a> {
     slots: &'a HashMap<ParamId, Arc<Slot>>,
+    survey: &'a Survey,
 }
 
 impl ModuleMapper for Restore<'_> {
@@ -71,10 +75,13 @@ impl ModuleMapper for Restore<'_> {
         };
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
-        let mapper = mapper_of::<D>(slot.mapper());
+        let mapper = mapper_of::<D>(&slot.mapper());
         let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
-            // Loaded since: it stays.
-            slot.drop_weight();
+            // Loaded since: it stays. Another model with this id leaves its weight to the slot.
+            let found = self.survey.found.get(&id);
+            if found.is_some_and(|found| Arc::ptr_eq(slot, &found.slot)) {
+                slot.drop_weight();
+            }
             base
         } else {
             weight_for(slot, base).set_require_grad(is_active)

@@ -69,7 +69,10 @@ impl Holds {
     fn of(base: &DispatchTensor, found: Option<&Found>) -> Self {
         // Elsewhere, any NaN looks like what was computed from a placeholder.
         let (leaf, tells) = match found {
-            Some(found) if found.has_ended => return Self::Weight,
+            // Unless a copy that was built anew has taken the weight.
+            Some(found) if found.has_ended && node_of(base) != Some(found.slot.leaf_id()) => {
+                return Self::Weight;
+            }
             Some(found) => (Some(found.slot.leaf_id()), true),
             None => (None, !reading_waits(base)),
         };
@@ -163,7 +166,8 @@ impl Survey {
 
     /// Whether a parameter has a placeholder, and has lost the slot of its weight.
     pub(super) fn is_bare(&self, surveyed: &Surveyed) -> bool {
-        surveyed.holds == Holds::Placeholder && !self.found.contains_key(&surveyed.param.id)
+        let found = self.found.get(&surveyed.param.id);
+        surveyed.holds == Holds::Placeholder && found.is_none_or(|found| found.has_ended)
     }
 
     /// Checks that the model can be armed.
@@ -190,7 +194,8 @@ impl Survey {
                 });
             }
             let found = self.found.get(&surveyed.param.id);
-            if self.has_adapters && found.is_some_and(|found| found.is_copy) {
+            let is_copy = found.is_some_and(|found| found.is_copy && !found.is_abandoned);
+            if self.has_adapters && is_copy {
                 return Err(ReleaseError::CopyWithAdapters {
                     path: surveyed.path(),
                 });
@@ -294,14 +299,20 @@ impl Survey {
     }
 
     /// Checks that the optimizer steps every parameter, and takes the gradients in f32 that it is given
-    /// of weights in half precision. `asked` are the parameters and types of which that is known.
+    /// of weights in half precision. `asked` are the parameters of which that is known, with their types
+    /// and devices.
     pub(super) fn check_optimizer(
         &self,
         optim: &ModuleOptimizer,
         gives_f32: bool,
-        asked: &mut HashSet<(ParamId, DType)>,
+        asked: &mut HashMap<ParamId, (DType, Device)>,
     ) -> Result<(), ReleaseError> {
-        let is_new = |surveyed: &&Surveyed| !asked.contains(&(surveyed.param.id, surveyed.dtype));
+        let is_new = |surveyed: &&Surveyed| {
+            let known = asked.get(&surveyed.param.id);
+            known.is_none_or(|(dtype, device)| {
+                (dtype, device) != (&surveyed.dtype, &surveyed.device)
+            })
+        };
         let new: Vec<_> = self.trained().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
@@ -322,7 +333,14 @@ impl Survey {
             } = surveyed;
             let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(*dtype));
             let answer = match (refusing.contains(&param.id), needs_f32) {
-                (true, _) => ask(&mut optim, param, param.shape.clone(), device, *dtype),
+                (true, _) => {
+                    let asked = |optim| ask(optim, param, param.shape.clone(), device, *dtype);
+                    // Burn moves the states to the device first, which may not have their type.
+                    match asked(&mut stateless) {
+                        refused if refused.refusal.is_some() => refused,
+                        _ => asked(&mut optim),
+                    }
+                }
                 // Not the others: their step may draw random numbers.
                 (false, false) => continue,
                 (false, true) => {
@@ -337,8 +355,9 @@ impl Survey {
                 return Err(ReleaseError::F32Gradients { path });
             }
         }
+        let key = |surveyed: &Surveyed| (surveyed.dtype, surveyed.device.clone());
         let params = self.trained();
-        asked.extend(params.map(|surveyed| (surveyed.param.id, surveyed.dtype)));
+        asked.extend(params.map(|surveyed| (surveyed.param.id, key(surveyed))));
         Ok(())
     }
 

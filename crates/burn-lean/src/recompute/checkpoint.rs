@@ -1,16 +1,16 @@
 //! [`checkpoint`]: the entry to a scope.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Device;
 
 use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::marks;
-use crate::parameter::{Share, find, shared};
+use crate::parameter::{Released, Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
 use crate::recompute::outline::Outline;
@@ -229,25 +229,31 @@ fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
 struct Armed {
     /// The leaves of those that are stepped inside backward.
     own: HashSet<NodeId>,
-    /// Those that were frozen, or got another leaf, while they were armed.
-    apart: HashSet<ParamId>,
+    /// The places of those that were frozen, or got another leaf, while they were armed.
+    apart: HashSet<usize>,
 }
 
 fn armed_in<M: Module>(module: &M) -> Armed {
-    /// A parameter may be there twice: armed, and as a copy of before.
-    struct Bases(HashMap<ParamId, Vec<Option<NodeId>>>);
+    /// The nodes of the bases of parameters that have a slot.
+    #[derive(Default)]
+    struct Bases {
+        last: Option<NodeId>,
+        with_slot: Vec<Option<NodeId>>,
+    }
     impl ModuleVisitor for Bases {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            // Of a scope in another one, all are constants, and the outer one knows what is apart.
-            if mode() == Mode::Tape {
-                let base = node_of(&param.base().into_dispatch());
-                self.0.entry(param.id).or_default().push(base);
+            self.last = node_of(&param.base().into_dispatch());
+        }
+        fn enter_module(&mut self, name: &str, container: &str) {
+            if (container, name) == ("Reparameterization", Released::CONTAINER) {
+                self.with_slot.push(self.last);
             }
         }
     }
-    let mut bases = Bases(HashMap::new());
+    let mut bases = Bases::default();
     let mut armed = Armed::default();
-    for found in find(module, &mut bases) {
+    let found = find(module, &mut bases);
+    for (found, base) in found.into_iter().zip(bases.with_slot) {
         if found.has_ended {
             continue;
         }
@@ -258,11 +264,11 @@ fn armed_in<M: Module>(module: &M) -> Armed {
             path_text(&found.slot.path())
         );
         let leaf = found.slot.leaf_id();
-        let bases = bases.0.get(&found.id);
-        if bases.is_none_or(|bases| bases.contains(&Some(leaf))) {
+        // The scope around this one knows what is apart.
+        if found.is_in_scope || base == Some(leaf) {
             armed.own.insert(leaf);
         } else {
-            armed.apart.insert(found.id);
+            armed.apart.insert(found.place);
         }
     }
     armed

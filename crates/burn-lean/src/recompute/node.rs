@@ -59,7 +59,15 @@ type RunAgain = Box<dyn FnOnce() -> Again + Send>;
 /// An armed parameter of a scope, and the hook that its gradient goes to.
 struct Use {
     slot: Arc<Slot>,
+    /// The leaf of the arming: a model with adapters keeps its slots from step to step.
+    leaf: NodeId,
     hook: NodeId,
+}
+
+impl Use {
+    fn has_ended(&self) -> bool {
+        self.slot.phase() == Phase::Ended || self.slot.leaf_id() != self.leaf
+    }
 }
 
 /// The node of an input that needs a gradient.
@@ -128,8 +136,8 @@ pub(crate) fn scope_node(
             false => slot.on_tape(false),
         };
         guards.push(guard(&hook));
-        let hook = id_of(&hook);
-        uses.push(Use { slot, hook });
+        let (leaf, hook) = (slot.leaf_id(), id_of(&hook));
+        uses.push(Use { slot, leaf, hook });
     }
     let input = |input: &DispatchTensor| InputNode {
         id: id_of(input),
@@ -179,15 +187,11 @@ impl Scope {
         } = self;
         let of_outputs = std::mem::take(&mut *lock(&outputs));
 
+        // The weights are no longer in their slots, or are those of a later arming.
+        assert!(!uses.iter().any(Use::has_ended), "{ARMING_HAS_ENDED}");
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.begin();
         }
-        // The weights are no longer in their slots.
-        let mut phases = uses.iter().map(|used| used.slot.phase());
-        assert!(
-            !phases.any(|phase| phase == Phase::Ended),
-            "{ARMING_HAS_ENDED}"
-        );
         let (run, params) = marks::recompute(|| replaying(is_outermost, again));
         let use_of = |slot: &Arc<Slot>| uses.iter().find(|used| Arc::ptr_eq(&used.slot, slot));
         let is_used = |param: &Arc<ScopedParameter>| use_of(param.slot()).is_some();

@@ -120,6 +120,9 @@ impl Slot {
     /// Ends a micro-batch or a measuring pass: another pass over the same weight follows.
     pub(crate) fn rest(&self) {
         let mut state = self.state();
+        if state.phase == Phase::Ended {
+            return;
+        }
         state.phase = Phase::Waiting;
         state.uses = Uses::default();
         if state.weight.is_here() {
@@ -167,8 +170,12 @@ impl Slot {
         copies.filter_map(Weak::upgrade).any(|copy| copy.after_step)
     }
 
-    /// The `ParamMapper` of the parameter.
-    pub(crate) fn mapper(&self) -> &Arc<dyn Any + Send + Sync> {
-        &self.mapper
+    /// The `ParamMapper` that the parameter had before it was armed.
+    pub(crate) fn mapper(&self) -> Arc<dyn Any + Send + Sync> {
+        lock(&self.mapper).clone()
+    }
+
+    pub(crate) fn set_mapper(&self, mapper: Arc<dyn Any + Send + Sync>) {
+        *lock(&self.mapper) = mapper;
     }
 }

@@ -1,7 +1,6 @@
 //! Takes the gradient of a parameter, and steps with it.
 
-use std::sync::Mutex;
-use std::thread::{self, ThreadId};
+use std::cell::RefCell;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -14,28 +13,52 @@ use super::{Progress, Session, Slot, State};
 use crate::backend::{added, in_f32};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
-use crate::lock::lock;
 use crate::marks;
 use crate::reduction::{InFlight, flat, shaped};
 use crate::tape::{HookOwner, register};
 
-/// Marks this thread as the one that runs the optimizer's step, until it is dropped.
-struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
+thread_local! {
+    /// The addresses of the slots that this thread steps, and of their sessions. Other threads wait for
+    /// the new weight, and this one would wait for itself. A step may train another model.
+    static STEPPING: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+}
 
-impl<'a> Stepping<'a> {
-    fn begin(stepping: &'a Mutex<Option<ThreadId>>) -> Self {
-        *lock(stepping) = Some(thread::current().id());
-        Self(stepping)
+/// Marks the slot as one that this thread steps, until it is dropped.
+struct Stepping;
+
+impl Stepping {
+    fn begin(slot: &Slot, session: &Session) -> Self {
+        let addresses = (address(slot), address(session));
+        STEPPING.with_borrow_mut(|stepping| stepping.push(addresses));
+        Self
     }
 }
 
-impl Drop for Stepping<'_> {
+impl Drop for Stepping {
     fn drop(&mut self) {
-        *lock(self.0) = None;
+        STEPPING.with_borrow_mut(Vec::pop);
+    }
+}
+
+fn address<T>(of: &T) -> usize {
+    std::ptr::from_ref(of).addr()
+}
+
+impl Session {
+    /// Whether this thread runs the optimizer's step of one of the parameters.
+    pub(super) fn is_stepping(&self) -> bool {
+        let session = address(self);
+        STEPPING.with_borrow(|stepping| stepping.iter().any(|(_, of)| *of == session))
     }
 }
 
 impl Slot {
+    /// Whether this thread runs the optimizer's step of this parameter, which has its weight.
+    pub(super) fn is_stepping(&self) -> bool {
+        let slot = address(self);
+        STEPPING.with_borrow(|stepping| stepping.iter().any(|(of, _)| *of == slot))
+    }
+
     /// Takes the complete gradient, or gives it back if the slot is not armed or has taken one.
     pub(crate) fn take_gradient(&self, grad: DispatchTensor) -> Option<DispatchTensor> {
         let mut state = self.state();
@@ -54,7 +77,7 @@ impl Slot {
                 if gradients.stops() {
                     // `step` will refuse, and hand the sum back.
                     (Taken::Skipped, None)
-                } else if gradients.stops_at_non_finite {
+                } else if gradients.must_be_finite() {
                     // The sum stays until the step is known to be taken.
                     (Taken::Stepped, state.with_sum(grad))
                 } else {
@@ -123,7 +146,7 @@ impl Slot {
                 let is_in_place = weight.can_mut() && is_owner;
                 let path = self.path();
                 let step = |weight, grad| {
-                    let stepping = Stepping::begin(&self.stepping);
+                    let stepping = Stepping::begin(self, session);
                     let (weight, taken) =
                         (self.step)(&mut stepper, self.id(), &path, weight, grad, is_owner);
                     drop(stepping);

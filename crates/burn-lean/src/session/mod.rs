@@ -8,11 +8,10 @@ mod slot;
 mod weight;
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread::ThreadId;
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
@@ -21,7 +20,7 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 
 use crate::error::ReleaseError;
 use crate::gradients::GradientTransform;
@@ -55,11 +54,8 @@ pub(crate) struct Slot {
     id: AtomicU64,
     path: Mutex<Arc<Path>>,
     step: StepFn,
-    mapper: Arc<dyn Any + Send + Sync>,
+    mapper: Mutex<Arc<dyn Any + Send + Sync>>,
     state: Mutex<State>,
-    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
-    /// the new weight, and this one would wait for itself.
-    stepping: Mutex<Option<ThreadId>>,
 }
 
 /// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,
@@ -125,8 +121,8 @@ pub(crate) struct Stepper {
     pub(crate) sums: GradientsParams,
     /// Whether all sums of earlier micro-batches are known to have been added up as in plain Burn.
     pub(crate) sums_are_plain: bool,
-    /// Parameters, with their types, that the optimizer is known to step.
-    pub(crate) asked: HashSet<(ParamId, DType)>,
+    /// Parameters, with their types and devices, that the optimizer is known to step.
+    pub(crate) asked: HashMap<ParamId, (DType, Device)>,
 }
 
 impl Stepper {
@@ -191,7 +187,7 @@ impl Session {
                 stepping: false,
                 sums: GradientsParams::new(),
                 sums_are_plain: true,
-                asked: HashSet::new(),
+                asked: HashMap::new(),
             }),
             orders: Mutex::new(HookOrders::new()),
             slots: Mutex::default(),

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
@@ -126,9 +125,8 @@ impl Slot {
             id: AtomicU64::new(id.val()),
             path: Mutex::new(Arc::new(path)),
             step,
-            mapper,
+            mapper: Mutex::new(mapper),
             state: Mutex::new(state),
-            stepping: Mutex::new(None),
         };
         (slot, leaf)
     }
@@ -142,9 +140,8 @@ impl Slot {
             id: AtomicU64::new(self.id().val()),
             path: Mutex::new(self.path()),
             step: self.step,
-            mapper: self.mapper.clone(),
+            mapper: Mutex::new(self.mapper()),
             state: Mutex::new(twin),
-            stepping: Mutex::new(None),
         }
     }
 
@@ -158,6 +155,11 @@ impl Slot {
 
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         self.state().session.upgrade()
+    }
+
+    /// Whether it was armed last in this session.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        std::ptr::eq(self.state().session.as_ptr(), session)
     }
 
     pub(crate) fn leaf_id(&self) -> NodeId {
@@ -175,9 +177,8 @@ impl Slot {
     ///
     /// Inside the optimizer's step of this parameter, which has its weight.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
         assert!(
-            !is_stepping,
+            !self.is_stepping(),
             "gradient release: the optimizer reads {} from an armed model while it steps that \
              parameter, whose weight was handed to it; use the tensor that `step` is given, or a \
              copy of the model taken before `arm`",
@@ -201,6 +202,13 @@ impl Slot {
                 path_text(&self.path())
             )
         });
+        assert!(
+            !session.is_stepping(),
+            "gradient release: the optimizer reads {} from an armed model while it steps another \
+             parameter, and its gradient is in flight to the other replicas; use a copy of the \
+             model taken before `arm`",
+            path_text(&self.path())
+        );
         expect(session.wait_for_reductions());
         self.state()
     }
@@ -264,16 +272,15 @@ impl Slot {
         is_open && (snapshot.leaf_id, snapshot.after_step) == now
     }
 
-    /// The weight of a model of which only the placeholder is known; `None` if it could be one of
-    /// several. `is_leaf` says whether the placeholder is the slot's leaf, which the armed model
-    /// and its copies on the same device have.
-    pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<DispatchTensor> {
+    /// The weight of a model of which only the node of the placeholder is known; `None` if it could be
+    /// one of several. Only copies are without autodiff, and moved ones have not the slot's leaf.
+    pub(crate) fn weight_behind(&self, node: Option<NodeId>) -> Option<DispatchTensor> {
         let state = self.reduced_state();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
-        if !is_leaf {
+        if node != Some(state.leaf_id) {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
-        if is_leaf && state.weight.is_here() {
+        if node.is_some() && state.weight.is_here() {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());

@@ -466,7 +466,12 @@ fn two_backward_passes_in_a_micro_batch_are_refused() {
     let _first = model.grads(0);
     let second = model.grads(1);
     let refused = sums.try_accumulate(&model, second).unwrap_err();
-    assert_error!(refused.error(), AccumulatedTwice, "in one micro-batch");
+    assert_error!(refused.error(), AccumulatedTwice, "begin the window anew");
+    let refused = sums.try_arm(model).unwrap_err();
+    assert_error!(refused.error(), NotAccumulated, "begin the window anew");
+    sums = ReleaseAccumulator::new();
+    let model = micro_batch(refused.into_model(), &mut sums, 0);
+    assert_goes_on(model, sums.grads());
 }
 
 /// Refused, `arm_accumulated` hands the sums back.

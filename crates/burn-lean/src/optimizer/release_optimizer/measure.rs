@@ -188,17 +188,21 @@ impl ReleaseOptimizer {
         let survey = Survey::of(model);
         self.session.wait_for_reductions()?;
         self.check_measured(&grads, &survey)?;
-        ordinary::measure(&self.session, &survey, &grads)?;
-        let is_plain = self.session.orders().is_plain();
-        let mut stepper = self.session.stepper();
-        let measured = stepper.gradients.end_measuring(&survey.ids(), is_plain);
-        let measured = measured.map_err(|param| ReleaseError::NonFinite {
-            path: survey.path_of(param),
-            stepped: 0,
-            armed: 0,
-        })?;
-        stepper.gradients.begin_second_pass();
-        drop(stepper);
+        let measured = ordinary::measure(&self.session, &survey, &grads).and_then(|()| {
+            let is_plain = self.session.orders().is_plain();
+            let gradients = &mut self.session.stepper().gradients;
+            let measured = gradients.end_measuring(&survey.ids(), is_plain);
+            measured.map_err(|param| ReleaseError::NonFinite {
+                path: survey.path_of(param),
+                stepped: 0,
+                armed: 0,
+            })
+        });
+        if measured.is_err() {
+            ordinary::forget(&self.session);
+        }
+        let measured = measured?;
+        self.session.stepper().gradients.begin_second_pass();
         for slot in self.session.slots().values() {
             slot.rest();
         }

@@ -1,7 +1,5 @@
 //! Finishing the step that backward has begun.
 
-use std::collections::HashSet;
-
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -252,16 +250,15 @@ impl ReleaseOptimizer {
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());
         }
-        let taken = slots.values().filter(|slot| slot.phase().is_taken());
-        let taken: HashSet<_> = taken.map(|slot| slot.id()).collect();
-        if !taken.is_empty() && stepper.gradients.needs_two_passes() {
+        let has_taken = slots.values().any(|slot| slot.phase().is_taken());
+        if has_taken && stepper.gradients.needs_two_passes() {
             return Err(ReleaseError::NotMeasured);
         }
         let armed = slots.len();
         drop((slots, stepper));
         let measured = ordinary::measure(&self.session, survey, grads).and_then(|()| {
             let gradients = &mut self.session.stepper().gradients;
-            let ended = gradients.end_ordinary(&survey.ids(), taken.is_empty());
+            let ended = gradients.end_ordinary(&survey.ids(), !has_taken);
             ended.map_err(|param| ReleaseError::NonFinite {
                 path: survey.path_of(param),
                 stepped: Progress::get(&self.session.progress.stepped),
@@ -269,9 +266,7 @@ impl ReleaseOptimizer {
             })
         });
         if measured.is_err() {
-            // The next call may bring other gradients.
-            let gradients = &mut self.session.stepper().gradients;
-            gradients.keep_measured(|param| taken.contains(&param));
+            ordinary::forget(&self.session);
         }
         measured
     }

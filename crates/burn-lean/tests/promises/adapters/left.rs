@@ -179,6 +179,121 @@ fn by_a_model_that_is_gone() {
     assert_goes_on(model, &mut optim, start);
 }
 
+/// Factors that were trained by an earlier arming, and are frozen since.
+#[test]
+fn with_factors_that_are_frozen() {
+    let first = || ParamGroup::from_predicate("first");
+    let trained = || {
+        let (start, mut optim) = started();
+        let model = release_step(start.0.clone(), &mut optim, |model| model.loss(1));
+        let plain = train_plain(start, &[1]);
+        // Another session, for which the slots of the frozen factors are not.
+        let optim = optim.load_record(plain.1.to_record());
+        (model, optim, plain)
+    };
+    let frozen = |(plain, optim): Plain| (plain.freeze_group(first()), optim);
+
+    let (model, mut optim, plain) = trained();
+    let model = model.freeze_group(first());
+    let sums = grads_of(&model, 2);
+    let stepped = optim.try_two_passes(LR, model, sums, |model| model.loss(3));
+    let expected = window(frozen(plain), &[2, 3]);
+    assert_goes_on(stepped.unwrap().0, &mut optim, expected);
+
+    // In the second micro-batch a scope uses the model, and a copy of it is moved.
+    let (model, mut optim, plain) = trained();
+    let mut sums = ReleaseAccumulator::new();
+    let model = micro_batch(model.freeze_group(first()), &mut sums, 2);
+    let model = sums.arm(model);
+    let x = numbers::<2>([3, 4], 3, &flex());
+    let loss = checkpoint(&model, x, Small::forward).square().mean();
+    assert_eq!(model.clone().fork(&flex()).values(), plain.0.values());
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    sums.accumulate(&model, grads);
+    let model = optim.arm_accumulated(LR, model, sums.grads());
+    let model = finish(model, &mut optim, 4);
+    assert_goes_on(model, &mut optim, window(frozen(plain), &[2, 3, 4]));
+
+    // Sums of before they were frozen go with their accumulator.
+    let (model, mut optim, plain) = trained();
+    let mut sums = ReleaseAccumulator::new();
+    sums.accumulate(&model, grads_of(&model, 9));
+    let model = sums.arm(model.freeze_group(first()));
+    drop(sums);
+    let model = finish(optim.arm(LR, model), &mut optim, 2);
+    assert_goes_on(model, &mut optim, train_plain(frozen(plain), &[2]));
+}
+
+/// An earlier accumulator that has not been asked for its sums takes none of the optimizer's.
+#[test]
+fn by_an_accumulator_that_was_not_asked() {
+    let (start, mut optim) = started();
+    let mut sums = ReleaseAccumulator::new();
+    let model = micro_batch(start.0.clone(), &mut sums, 1);
+    let model = optim.arm_accumulated(LR, model, grads_of(&start.0, 2));
+    let refused = sums.try_arm(model).unwrap_err();
+    assert_error!(refused.error(), ArmedElsewhere);
+    let model = refused.into_model();
+    sums.accumulate(&model, GradientsParams::new());
+    let grads = grads_of(&model, 3);
+    let refused = sums.try_accumulate(&model, grads_of(&start.0, 4));
+    let refused = refused.unwrap_err();
+    assert_error!(refused.error(), ArmedElsewhere);
+    let model = optim.step(LR, model, grads);
+    let sums = sums.grads();
+    assert_eq!(sums.len(), FACTORS);
+    assert_goes_on(model, &mut optim, window(start, &[2, 3]));
+}
+
+/// The optimizer goes to another model and back.
+#[test]
+fn by_a_model_in_between() {
+    let (start, mut optim) = started();
+    let (other, _) = started();
+    let model = optim.arm(LR, start.0.clone());
+    let between = optim.arm(LR, other.0.clone());
+    let model = optim.arm(LR, model);
+    assert_eq!(between.values(), other.0.values());
+    let model = finish(model, &mut optim, 1);
+    assert_goes_on(model, &mut optim, train_plain(start, &[1]));
+}
+
+/// A frozen copy of a model that another optimizer is about to step.
+#[test]
+fn beside_a_copy_of_an_armed_model() {
+    let (start, mut optim) = started();
+    let (teacher, mut other) = crate::small::started();
+    let teacher = other.arm(LR, teacher);
+    let copy = teacher.clone().no_grad();
+    let grads = grads_of(&teacher, 1);
+    let (model, copy) = optim.arm(LR, (start.0.clone(), copy));
+    let teacher = other.step(LR, teacher, grads);
+    assert_eq!(bits(&teacher), bits(&plain(&[0, 1]).0));
+    let grads = grads_of(&model, 1);
+    let (model, _) = optim.step(LR, (model, copy), grads);
+    assert_goes_on(model, &mut optim, train_plain(start, &[1]));
+}
+
+/// A scope of an earlier arming, when a forward pass of the next one was made.
+#[test]
+fn backward_over_a_scope_of_an_earlier_arming() {
+    let (start, mut optim) = started();
+    let loss = |model: &Small, step| {
+        let x = numbers::<2>([3, 4], step, &flex());
+        checkpoint(model, x, Small::forward).square().mean()
+    };
+    let model = optim.arm(LR, start.0.clone());
+    let earlier = loss(&model, 2);
+    let model = optim.disarm(model);
+    let model = optim.arm(LR, model);
+    let later = loss(&model, 1);
+    assert_panics(|| earlier.backward(), "before `step` or `disarm`");
+    assert_eq!(model.values(), start.0.values());
+    let grads = GradientsParams::from_grads(later.backward(), &model);
+    let model = optim.step(LR, model, grads);
+    assert_goes_on(model, &mut optim, train_plain(start, &[1]));
+}
+
 /// An earlier accumulator takes no sums of a later one with it.
 #[test]
 fn by_one_of_two_accumulators() {

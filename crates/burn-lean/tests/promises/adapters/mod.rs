@@ -288,6 +288,36 @@ fn factors_and_ordinary_parameters() {
     assert_eq!(report.count(Outcome::Released), FACTORS + 1);
 }
 
+/// Mappers that a parameter is given between two steps.
+#[test]
+fn load_and_save_mappers_stay() {
+    let bias = ParamGroup::from_path("first.bias");
+    let given = |mut model: Small| {
+        let bias = model.first.bias.take().unwrap();
+        let bias = bias.load_mapper(|bias| bias.div_scalar(4.0));
+        model.first.bias = Some(bias.save_mapper(|bias| bias.mul_scalar(4.0)));
+        model
+    };
+    let saved = |model: &Small| {
+        let record = model.clone().into_record();
+        record.into_bytes().unwrap().to_vec()
+    };
+    let start = train_plain((lora().unfreeze_group(bias), adamw()), &[0]);
+    let mut optim = start.1.clone().with_gradient_release();
+    let model = release_step(start.0.clone(), &mut optim, |model| model.loss(1));
+    let (plain, plain_optim) = train_plain(start, &[1]);
+    let (mut model, mut plain) = (given(model), (given(plain), plain_optim));
+    for step in 2..5 {
+        model = optim.arm(LR, model);
+        assert_eq!(saved(&model), saved(&plain.0), "armed in step {step}");
+        model = finish(model, &mut optim, step);
+        plain = train_plain(plain, &[step]);
+        assert_eq!(saved(&model), saved(&plain.0), "after step {step}");
+    }
+    let record = plain.0.clone().into_record();
+    assert_goes_on(model.load_record(record), &mut optim, plain);
+}
+
 /// Burn's traversal keeps the reparameterization that an armed parameter has: the model is frozen,
 /// and no adapter is there. Whoever trains it is told at once.
 #[test]

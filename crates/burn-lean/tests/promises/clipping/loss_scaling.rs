@@ -244,6 +244,35 @@ fn sums_survive_a_loss_that_was_not_scaled() {
     assert_bits(&run(true), &run(false), "after all");
 }
 
+/// No parameter was stepped: the sums of the window are there for the next try.
+#[test]
+fn sums_survive_an_overflow_of_all_gradients() {
+    let scaler = scaler();
+    let start = net();
+    let sums = || gradients(&start, scaler.scale(start.loss(1)));
+    let run = |overflows: Option<bool>| {
+        let mut optim = optim(&scaler);
+        let mut model = optim.arm_accumulated(RATE, start.clone(), sums());
+        if let Some(is_disarmed) = overflows {
+            let overflown = gradients(&model, scaler.scale(model.loss(3) * f64::INFINITY));
+            assert_eq!(overflown.len(), PARAMS);
+            if is_disarmed {
+                let sums;
+                (model, sums) = optim.try_disarm_accumulated(model).unwrap();
+                assert_eq!(sums.len(), PARAMS);
+                model = optim.arm_accumulated(RATE, model, sums);
+            } else {
+                model = optim.arm(RATE, model);
+            }
+        }
+        let grads = gradients(&model, scaler.scale(model.loss(2)));
+        bits(&optim.step(RATE, model, grads))
+    };
+    let expected = run(None);
+    assert_bits(&run(Some(true)), &expected, "disarmed");
+    assert_bits(&run(Some(false)), &expected, "armed again");
+}
+
 /// Passes by hand, of which the first finds an overflow.
 #[test]
 fn an_overflow_that_was_measured_is_stepped_over() {

@@ -103,6 +103,22 @@ fn in_two_passes_and_unarmed_nothing_is_stepped_at_all() {
     }
 }
 
+/// A measuring pass that was refused may get other gradients.
+#[test]
+fn other_gradients_are_measured_after_a_refusal() {
+    let mut optim = optim();
+    let frozen = optim.try_arm_to_measure(small().no_grad(), GradientsParams::new());
+    // Their gradients are ordinary.
+    let model = frozen.unwrap().set_require_grad(true);
+    let of = |factor| gradients(&model, planted(&model, 0, factor));
+    let refused = optim.try_measured(&model, of(f64::NAN)).unwrap_err();
+    let is_refused = matches!(refused, ReleaseError::NonFinite { .. });
+    assert!(is_refused, "{refused}");
+    let measured = optim.try_measured(&model, of(0.0)).unwrap();
+    let expected = global_norm(&model, &of(0.0));
+    assert!((measured.norm() / expected - 1.0).abs() < 1e-6);
+}
+
 /// Sums that an optimizer that is gone has left in the model are looked at before a step, too.
 #[test]
 fn sums_that_were_left_are_measured() {

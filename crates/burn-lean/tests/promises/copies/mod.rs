@@ -216,6 +216,24 @@ fn copies_of_both_sides_of_a_backward() {
     assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
+/// With a copy of before backward, it could be of either.
+#[test]
+fn a_record_of_the_armed_model_that_was_frozen() {
+    for has_copy in [false, true] {
+        let (model, mut optim, _) = started();
+        let model = optim.arm(LR, model);
+        let copy = has_copy.then(|| model.clone());
+        let grads = grads_of(&model, 1);
+        let model = model.no_grad();
+        assert_eq!(model.values(), plain_values(&[0, 1]));
+        match record_or_refused(model) {
+            Some(record) => assert_eq!(loaded(record), plain_bits(&[0, 1])),
+            None => assert!(has_copy, "there is one weight"),
+        }
+        drop((copy, grads));
+    }
+}
+
 /// The record outlives model and optimizer; the armed model itself is consumed by it.
 #[test]
 fn a_record_that_takes_the_armed_model() {

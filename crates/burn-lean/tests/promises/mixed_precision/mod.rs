@@ -240,6 +240,11 @@ fn what_the_optimizer_does_not_step_is_refused_when_the_model_is_armed() {
         drop(step_without_gradient(bf16(), &mut optim, 1e-3));
         optim.to_record()
     };
+    // What the optimizer inside does not step.
+    let inner = Bf16Weights::new(rounded(MasterWeights), Stochastic { seed: 1 });
+    let optim = inner.init().with_gradient_release();
+    assert_refused(bf16(), optim, "weight", "this one is in F32");
+
     let bits_of_24 = || states(rounded(MasterWeights24 { seed: 1 }).init());
     for (model, to, from, text) in [
         (
@@ -436,6 +441,22 @@ fn moments_in_bf16_are_refused_on_a_device_without_it() {
     ] {
         let refused = optim.with_gradient_release().try_arm(1e-3, model.clone());
         let text = refused.unwrap_err().error().to_string();
+        assert!(text.contains("the device has no bf16"), "{text}");
+    }
+    // After steps on another device, whose states are on it or are loaded.
+    for is_loaded in [false, true] {
+        let optim = || adamw().with_bf16_moments().init().with_gradient_release();
+        let (mut trained, mut optim_there) = (matrix(), optim());
+        let x = Tensor::<2>::ones([2, 64], &flex());
+        trained = optim_there.arm(1e-3, trained);
+        let grads = gradients(&trained, trained.forward(x).sum());
+        trained = optim_there.step(1e-3, trained, grads);
+        let mut optim = match is_loaded {
+            true => optim().load_record(optim_there.to_record()),
+            false => optim_there,
+        };
+        let refused = optim.try_arm(1e-3, trained.fork(&device)).unwrap_err();
+        let text = refused.error().to_string();
         assert!(text.contains("the device has no bf16"), "{text}");
     }
     let mut optim = adamw().init().with_gradient_release();

@@ -1,7 +1,7 @@
 //! Modules that have a parameter twice, or one that gets no gradient.
 
 use super::*;
-use crate::small::started;
+use crate::small::{plain_values, started};
 
 /// The distance of a student from its teacher, which has the same ids.
 fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Tensor<1> {
@@ -46,6 +46,68 @@ fn a_teacher_with_the_ids_of_its_student() {
             let found = release_step(start.clone(), &mut optim, |student| loss(student, true));
             assert_bits(&bits(&found), &bits(&expected), "armed");
         }
+    }
+}
+
+/// As a target network: a constant, also in a scope that has captured it, or has it in its module.
+#[test]
+fn a_frozen_copy_of_the_armed_model() {
+    type Pair = (Small, Small);
+    let x = || numbers::<2>([3, 4], 1, &flex());
+    let difference = |model: &Small, target: &Small, x: Tensor<2>| {
+        model.forward(x.clone()) - target.forward(x.mul_scalar(2.0))
+    };
+    let captured = move |model: &Small, target: Small| {
+        checkpoint(model, x(), move |model, x| difference(model, &target, x))
+    };
+    let nested = move |model: &Small, target: Small| {
+        checkpoint(model, x(), move |model, x| {
+            let of_target = checkpoint(&target, x.clone().mul_scalar(2.0), Small::forward);
+            model.forward(x) - of_target
+        })
+    };
+    let first = move |model: &Small, target: Small| {
+        let pair = (model.clone(), target);
+        checkpoint(&pair, x(), move |(model, target): &Pair, x| {
+            difference(model, target, x)
+        })
+    };
+    let last = move |model: &Small, target: Small| {
+        let pair = (target, model.clone());
+        checkpoint(&pair, x(), move |(target, model): &Pair, x| {
+            difference(model, target, x)
+        })
+    };
+    let inner = move |model: &Small, target: Small| {
+        let pair = (model.clone(), target);
+        checkpoint(&pair, x(), move |pair: &Pair, x| {
+            checkpoint(pair, x, move |(model, target): &Pair, x| {
+                difference(model, target, x)
+            })
+        })
+    };
+    type Run<'a> = &'a dyn Fn(&Small, Small) -> Tensor<2>;
+    let runs: [(&str, Run); 5] = [
+        ("captured", &captured),
+        ("in a scope in the scope", &nested),
+        ("after it in the module", &first),
+        ("before it in the module", &last),
+        ("in the module of two scopes", &inner),
+    ];
+    let (mut plain, mut plain_optim) = plain(&[0]);
+    let target = plain.clone().no_grad();
+    plain = plain_step(plain, &mut plain_optim, |model| {
+        difference(model, &target, x()).square().mean()
+    });
+    for (what, run) in runs {
+        let (model, mut optim) = started();
+        let model = optim.arm(LR, model);
+        let target = model.clone().no_grad();
+        let loss = run(&model, target.clone()).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = optim.step(LR, model, grads);
+        assert_bits(&bits(&model), &bits(&plain), what);
+        assert_eq!(target.values(), plain_values(&[0]), "{what}");
     }
 }
 

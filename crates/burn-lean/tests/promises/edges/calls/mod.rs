@@ -3,9 +3,13 @@
 
 mod refused;
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
+
+use burn::module::ParamId;
+use burn_lean::{GradientReduction, PendingGradient, Recipients, ReductionError};
 
 use crate::harness::prelude::*;
 use crate::harness::watched_adamw;
@@ -231,6 +235,36 @@ fn a_model_armed_in_place_of_the_armed_model() {
     }
 }
 
+/// A model with the ids of the armed one, in which it takes no part.
+#[test]
+fn another_model_of_the_same_ids_is_stepped() {
+    let (before, mut optim) = started();
+    let armed = optim.arm(LR, before.clone());
+    let grads = grads_of(&before, 1);
+    let stepped = optim.step(LR, before, grads);
+    let plain = plain(&[0, 1]);
+    assert_eq!(bits(&stepped), bits(&plain.0));
+    assert_eq!(armed.values(), plain_values(&[0]));
+    let armed = optim.arm(LR, armed);
+    assert_eq!(optim.disarm(armed).values(), plain_values(&[0]));
+    assert_goes_on(stepped, &mut optim, plain);
+}
+
+/// A copy that was built anew takes the weight of the model with it, which is told so.
+#[test]
+fn a_model_whose_weight_was_taken_is_refused() {
+    let (model, mut optim) = started();
+    let mut model = optim.arm(LR, model);
+    let mut rebuilt = model.clone();
+    rebuilt.tied = rebuilt.tied.set_require_grad(true);
+    rebuilt.first = std::mem::replace(&mut model.first, small().first);
+    rebuilt.second = std::mem::replace(&mut model.second, small().second);
+    let rebuilt = optim.disarm(rebuilt);
+    assert_eq!(rebuilt.values(), plain_values(&[0]));
+    let refused = optim.try_arm(LR, model).unwrap_err();
+    assert_error!(refused.error(), Placeholder);
+}
+
 /// Burn's own optimizer reads around `Param::val`: it is refused, or the result is right, or at
 /// least not readable.
 #[test]
@@ -307,9 +341,41 @@ fn a_budget_of_nothing() {
     Budget::new(0, || 0);
 }
 
-/// It waited for itself before.
+/// One process, which has two gradients in flight.
+struct TwoInFlight;
+
+impl GradientReduction for TwoInFlight {
+    fn begin(
+        &self,
+        _: ParamId,
+        grad: Tensor<1>,
+        _: Recipients,
+    ) -> Result<Box<dyn PendingGradient>, ReductionError> {
+        Ok(Box::new(Pending(grad)))
+    }
+
+    fn max_in_flight(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN.saturating_add(1)
+    }
+}
+
+struct Pending(Tensor<1>);
+
+impl PendingGradient for Pending {
+    fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError> {
+        Ok(Some(self.0))
+    }
+}
+
+/// It waited for itself before: for the weight that it steps, or for one whose gradient is in flight.
 #[test]
-fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
+fn an_optimizer_that_reads_what_it_steps_is_refused() {
+    for is_in_flight in [false, true] {
+        assert_reading_is_refused(is_in_flight);
+    }
+}
+
+fn assert_reading_is_refused(is_in_flight: bool) {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let armed = Arc::<Mutex<Option<Small>>>::default();
@@ -322,6 +388,9 @@ fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
         });
         let refused = panic_of(|| {
             let mut optim = onlooker.with_gradient_release();
+            if is_in_flight {
+                optim = optim.with_reduction(Arc::new(TwoInFlight));
+            }
             let model = optim.arm(LR, small());
             *armed.lock().expect("nobody panics with it") = Some(model.clone());
             grads_of(&model, 0);
