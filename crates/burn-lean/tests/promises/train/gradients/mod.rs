@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
 use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
-use burn_lean::train::release_learner;
+use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
 use burn_lean::{
     Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler, LossScalerConfig, MixedPrecision,
     NormClipping, ReleaseOptimizer, Replicas, WithGradientRelease,
@@ -19,7 +19,7 @@ use lean_arithmetic::clipping::{AutoClip, AutoClipRule};
 
 use super::harness::{BATCHES, ByHand, Directory, Mode, Net, Run, Training, User, rates};
 use crate::clipping::by_hand::{clip_global, global_norm};
-use crate::harness::{adamw, assert_bits, bits};
+use crate::harness::{Bits, adamw, assert_bits, bits};
 use crate::small::panic_of;
 
 const EPOCHS: usize = 2;
