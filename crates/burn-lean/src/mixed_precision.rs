@@ -162,11 +162,8 @@ impl MixedPrecision {
                     dtype: format!("{:?}", self.dtype),
                 });
             }
-            if let Some(dtype) = param.dtype
-                && dtype != DType::F32
-                && dtype != self.dtype
-            {
-                let dtype = format!("{dtype:?}");
+            if param.dtype != DType::F32 && param.dtype != self.dtype {
+                let dtype = format!("{:?}", param.dtype);
                 return Err(ReleaseError::NotF32 { path, dtype });
             }
             paths.push(path);
@@ -268,8 +265,8 @@ struct FloatParam {
     id: ParamId,
     path: String,
     device: Device,
-    /// Unless it is not initialized yet.
-    dtype: Option<DType>,
+    /// Before it is initialized, that of its device.
+    dtype: DType,
     /// The normalization that it belongs to.
     norm: Option<SubModule>,
 }
@@ -319,11 +316,16 @@ impl PathVisitor for Modules {
             path: path_text(outer),
             container: container.clone(),
         });
+        let device = param.lazy_device();
+        let dtype = match param.is_initialized() {
+            true => param.val().dtype(),
+            false => device.settings().float_dtype.into(),
+        };
         self.params.push(FloatParam {
             id: param.id,
             path: path_text(path),
-            device: param.lazy_device(),
-            dtype: param.is_initialized().then(|| param.val().dtype()),
+            device,
+            dtype,
             norm,
         });
     }

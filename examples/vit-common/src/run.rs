@@ -45,8 +45,8 @@ pub struct Options<S: Args> {
     /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Stop after this many batches: the current epoch is lost, and --resume continues after the
-    /// last complete one
+    /// Stop after this many batches of the whole run, resumed or not: the current epoch is lost, and
+    /// --resume continues after the last complete one
     #[arg(long, value_name = "BATCHES")]
     pub stop_after: Option<NonZeroUsize>,
     /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file

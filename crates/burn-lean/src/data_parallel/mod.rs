@@ -1,6 +1,8 @@
 //! Replicas of a model whose gradients are averaged before each step.
 
 mod model;
+#[cfg(feature = "train")]
+mod saved;
 mod states;
 
 use std::num::NonZeroUsize;
@@ -9,12 +11,14 @@ use std::path::Path;
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
+#[cfg(feature = "train")]
+use burn::optim::ModuleOptimizer;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{DType, Device, Element, TensorData};
 use lean_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
 pub use self::states::SaveStatesError;
-use self::states::States;
+use self::states::{States, failed};
 use crate::error::ReleaseError;
 use crate::optimizer::ReleaseOptimizer;
 use crate::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
@@ -153,6 +157,19 @@ impl DataParallel {
         })?)
     }
 
+    /// Like [`gather_states`](Self::gather_states) of sharded states: an optimizer to be saved.
+    #[cfg(feature = "train")]
+    pub(crate) fn gather_optimizer(
+        &self,
+        optim: &ReleaseOptimizer,
+    ) -> Result<Option<ModuleOptimizer>, ReplicaError> {
+        let optim = optim.own_optimizer().map_err(refused)?;
+        let states = states::gathered(&self.exchange, optim, |writer| {
+            States::read(writer.into_bytes().map_err(failed)?)
+        })?;
+        states.map(States::into_optimizer).transpose()
+    }
+
     /// Writes the optimizer's states to a file: those of all parameters, by the first replica, as
     /// [`OptimizerRecord::save`] does. Any number of replicas resumes them, and so does plain Burn.
     /// All replicas call it, each with some path.
@@ -208,7 +225,7 @@ impl DataParallel {
             self.replicas().meet(&what)?;
         }
         if !self.exchange.is_sharded() {
-            let record = OptimizerRecord::load(file).map_err(states::failed)?;
+            let record = OptimizerRecord::load(file).map_err(failed)?;
             return Ok(optim.load_record(record));
         }
         let has_states = !states.is_empty();

@@ -19,9 +19,9 @@ use crate::optimizer::record_of;
 /// the path of a parameter is under its id.
 #[derive(Default)]
 pub(super) struct States {
-    tensors: Vec<Tensor>,
-    scalars: BTreeMap<String, Scalar>,
-    paths: BTreeMap<String, String>,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) scalars: BTreeMap<String, Scalar>,
+    pub(super) paths: BTreeMap<String, String>,
 }
 
 impl States {
@@ -34,7 +34,7 @@ impl States {
         Self::from_reader(Reader::from_file(file).map_err(failed)?)
     }
 
-    fn read(bytes: Bytes) -> Result<Self, ReplicaError> {
+    pub(super) fn read(bytes: Bytes) -> Result<Self, ReplicaError> {
         Self::from_reader(Reader::from_bytes(bytes).map_err(failed)?)
     }
 
@@ -336,7 +336,7 @@ impl Source {
     }
 }
 
-fn param_of(name: &str) -> Option<u64> {
+pub(super) fn param_of(name: &str) -> Option<u64> {
     name.split('.').next()?.parse().ok()
 }
 

@@ -10,6 +10,10 @@ use burn::train::metric::store::EventStoreClient;
 /// steps write: with Adam up to three times the parameters. Where that is too much, put this around
 /// the strategy, as the outermost one.
 ///
+/// If the strategy deletes nothing after it saves, this one deletes epoch 0, which does not exist. A
+/// [`Checkpointer`](burn::train::checkpoint::Checkpointer) of your own has to accept that, as Burn's
+/// do.
+///
 /// ```
 /// use burn::train::checkpoint::KeepLastNCheckpoints;
 /// use burn_lean::train::BlockingCheckpointingStrategy;
@@ -30,7 +34,7 @@ impl<S: CheckpointingStrategy> BlockingCheckpointingStrategy<S> {
     }
 }
 
-/// Epochs are counted from 1.
+/// Epochs are counted from 1: there is no such file to delete.
 const NO_EPOCH: usize = 0;
 
 impl<S: CheckpointingStrategy> CheckpointingStrategy for BlockingCheckpointingStrategy<S> {
@@ -40,9 +44,9 @@ impl<S: CheckpointingStrategy> CheckpointingStrategy for BlockingCheckpointingSt
         store: &EventStoreClient,
     ) -> Vec<CheckpointingAction> {
         let mut actions = self.strategy.checkpointing(epoch, store);
-        if actions.contains(&CheckpointingAction::Save) {
-            // Each of Burn's checkpointing threads takes its next message when it has written the
-            // last one, and the sender waits until then. There is no such file to delete.
+        // Each of Burn's checkpointing threads takes its next message when it has written the last
+        // one, and the sender waits until then.
+        if actions.last() == Some(&CheckpointingAction::Save) {
             actions.push(CheckpointingAction::Delete(NO_EPOCH));
         }
         actions

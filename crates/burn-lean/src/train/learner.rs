@@ -2,12 +2,14 @@
 //! private.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Weak};
 
+use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
-use burn::module::{ParamGroup, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{
     DynOptimizer, DynState, LearningRate, ModuleOptimizer, OptimizerRecord, SgdConfig, StateSink,
     StateSource,
@@ -26,6 +28,7 @@ use crate::error::expect;
 use crate::gradients::PATH_IN_CHECKPOINT as DOOR;
 use crate::optimizer::step_one;
 use crate::path::Path;
+use crate::tape::node_of;
 use crate::{GradientRecord, ReleaseOptimizer};
 
 /// Creates the learner for a training with gradient release, and is otherwise `Learner::new`.
@@ -59,6 +62,9 @@ use crate::{GradientRecord, ReleaseOptimizer};
 ///
 /// If the optimizer is in the middle of a step, or has a
 /// [reduction](ReleaseOptimizer::with_reduction): the strategy takes replicas.
+///
+/// A learner that was stepped by hand, or into which something was loaded, is read through Burn's
+/// records: training panics with a scheduler that makes none.
 pub fn release_learner<M: LearnerModel>(
     model: M,
     optim: impl Into<ReleaseOptimizer>,
@@ -71,40 +77,20 @@ pub fn release_learner<M: LearnerModel>(
          once; leave out `with_reduction`, and use `GradientReleaseStrategy::with_replicas`"
     );
     let optim = expect(release.own_optimizer());
-    // The states stay with the learner, into which others may be loaded.
-    let stateless = optim.clone().load_record(OptimizerRecord::default());
-    let learners_scheduler = match release.not_burns() {
-        None => scheduler.clone(),
-        Some(what) => scheduler
-            .clone()
-            .with_group(ParamGroup::from_path(DOOR), NotBurns(what)),
-    };
-    let parts = Parts {
-        optim: release.with_optimizer(stateless),
-        scheduler,
-    };
-    let optim = optim.with_group(ParamGroup::from_path(DOOR), Door::Of(Arc::new(parts)), None);
-    Learner::new(model, optim, learners_scheduler)
-}
-
-/// Stops a strategy that would train without a setting of the optimizer: it steps the scheduler.
-#[derive(Clone)]
-struct NotBurns(&'static str);
-
-impl LrScheduler for NotBurns {
-    fn step(&mut self) -> LearningRate {
-        panic!(
-            "gradient release: this strategy would train without the {} of the optimizer; use \
-             `GradientReleaseStrategy`",
-            self.0
-        )
-    }
-
-    fn to_record(&self) -> LrSchedulerRecord {
-        LrSchedulerRecord::new()
-    }
-
-    fn load_record(&mut self, _: LrSchedulerRecord) {}
+    let device = model.devices().into_iter().next().unwrap_or_default();
+    let state = Arc::new(());
+    let made = Arc::new(Made {
+        leaves: leaves(&model),
+        state: Arc::downgrade(&state),
+        has_moved: AtomicBool::new(false),
+        parts: Parts {
+            optim: release,
+            scheduler: scheduler.clone(),
+        },
+    });
+    let optim = with_state(optim, Door::Of(made.clone()), &device);
+    let scheduler = scheduler.with_group(ParamGroup::from_path(DOOR), Watch(made));
+    Learner::new(model, optim, scheduler)
 }
 
 /// The parts of a learner that a strategy needs, beside its model.
@@ -121,21 +107,96 @@ impl Parts {
         store: &EventStoreClient,
         device: &Device,
     ) -> Option<Self> {
-        let (optim, scheduler) = records(learner, store);
         // Of a learner that another strategy has trained on this thread.
         OPENED.take();
-        learner.load_optim(knock(device));
-        let parts = OPENED.take()?;
-        let stateless = expect(parts.optim.own_optimizer());
-        let stateless = stateless.with_group(ParamGroup::from_path(DOOR), Door::Load, None);
-        let mut release = parts.optim.with_optimizer(stateless.load_record(optim));
-        if let Some(record) = LOADED.take() {
-            release = release.load_gradient_record(record);
+        learner.clone().load_optim(knock(device));
+        let made = OPENED.take().upgrade()?;
+        let Self { optim, scheduler } = &made.parts;
+        let own = expect(optim.own_optimizer());
+        if made.is_unchanged(learner) {
+            return Some(Self {
+                optim: optim.with_optimizer(own),
+                scheduler: scheduler.clone(),
+            });
         }
-        Some(Self {
-            optim: release,
-            scheduler: resumed(parts.scheduler.clone(), scheduler),
-        })
+        let (optim_record, scheduler_record) = records(learner, store);
+        // Those of the record take the place of the learner's states.
+        learner.load_optim(OptimizerRecord::default());
+        let loaded = own.with_group(ParamGroup::from_path(DOOR), Door::Load, None);
+        let mut optim = optim.with_optimizer(loaded.load_record(optim_record));
+        if let Some(record) = LOADED.take() {
+            optim = optim.load_gradient_record(record);
+        }
+        // A scheduler of the user's may load none.
+        let scheduler = match made.has_moved.load(Ordering::Relaxed) {
+            false => scheduler.clone(),
+            true => scheduler.clone().load_record(scheduler_record),
+        };
+        Some(Self { optim, scheduler })
+    }
+}
+
+/// What a learner was made of. As long as it has nothing else, it needs no records of it: they copy
+/// the model and all states, and do not keep their types.
+struct Made {
+    parts: Parts,
+    /// The model's: a step makes others.
+    leaves: Vec<Option<NodeId>>,
+    /// Held by the state at the door. Loading a record drops it.
+    state: Weak<()>,
+    /// The scheduler of some clone of the learner has moved.
+    has_moved: AtomicBool,
+}
+
+impl Made {
+    fn is_unchanged<M: LearnerModel>(self: &Arc<Self>, learner: &Learner<M>) -> bool {
+        // One is here, one at the door, and one with the scheduler of each clone of the learner. Clones
+        // share the state at the door, which does not tell into which of them a record was loaded.
+        let is_only_one = Arc::strong_count(self) == 3;
+        is_only_one
+            && self.state.strong_count() > 0
+            && !self.has_moved.load(Ordering::Relaxed)
+            && self.leaves == leaves(&learner.model())
+    }
+}
+
+/// The leaves of parameters that are initialized.
+fn leaves<M: Module>(model: &M) -> Vec<Option<NodeId>> {
+    struct Leaves(Vec<Option<NodeId>>);
+    impl ModuleVisitor for Leaves {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let leaf = || node_of(&param.base().into_dispatch());
+            self.0.push(param.is_initialized().then(leaf).flatten());
+        }
+    }
+    let mut leaves = Leaves(Vec::new());
+    model.visit(&mut leaves);
+    leaves.0
+}
+
+/// Sees that a learner's scheduler moves. Stops a strategy that would train without a setting of the
+/// optimizer.
+#[derive(Clone)]
+struct Watch(Arc<Made>);
+
+impl LrScheduler for Watch {
+    fn step(&mut self) -> LearningRate {
+        self.0.has_moved.store(true, Ordering::Relaxed);
+        match self.0.parts.optim.not_burns() {
+            None => 0.0,
+            Some(what) => panic!(
+                "gradient release: this strategy would train without the {what} of the optimizer; \
+                 use `GradientReleaseStrategy`"
+            ),
+        }
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        LrSchedulerRecord::new()
+    }
+
+    fn load_record(&mut self, _: LrSchedulerRecord) {
+        self.0.has_moved.store(true, Ordering::Relaxed);
     }
 }
 
@@ -152,33 +213,31 @@ pub(super) fn to_save(
     }
 }
 
-/// The state of the learner's scheduler. A scheduler that has not moved is not loaded: a scheduler
-/// of the user's may have no records.
-fn resumed(scheduler: ModuleLrScheduler, record: LrSchedulerRecord) -> ModuleLrScheduler {
-    let bytes = |record: &LrSchedulerRecord| record.clone().into_bytes().ok();
-    match bytes(&scheduler.to_record()) == bytes(&record) {
-        true => scheduler,
-        false => scheduler.load_record(record),
-    }
-}
-
 thread_local! {
-    /// The parts of the learner that is being opened.
-    static OPENED: RefCell<Option<Arc<Parts>>> = const { RefCell::new(None) };
+    /// Of the learner that is being opened.
+    static OPENED: RefCell<Weak<Made>> = const { RefCell::new(Weak::new()) };
     /// The state of clipping and loss scaling in the record that is being loaded.
     static LOADED: RefCell<Option<GradientRecord>> = const { RefCell::new(None) };
 }
 
-/// A group's optimizer in an optimizer of Burn's. Its only states are those that are loaded.
+/// A group's optimizer in an optimizer of Burn's, which steps no parameter of a model.
 enum Door {
     /// In the optimizer of a learner.
-    Of(Arc<Parts>),
+    Of(Arc<Made>),
     /// Sends parts or a state.
     Knock,
     /// Takes a state out of a record.
     Load,
     /// Puts a state into a record.
     Save(GradientRecord),
+}
+
+/// The state at the door.
+#[derive(Default)]
+struct DoorState {
+    gradients: Option<GradientRecord>,
+    /// Of a learner that nothing was loaded into.
+    _made: Option<Arc<()>>,
 }
 
 /// The name of the state in a record, as JSON.
@@ -193,11 +252,18 @@ impl DynOptimizer for Door {
         _: BridgeTensor,
         _: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let record = match self {
-            Self::Save(record) => Some(record.clone()),
-            _ => None,
+        let state = match self {
+            Self::Of(made) => DoorState {
+                gradients: None,
+                _made: made.state.upgrade(),
+            },
+            Self::Save(record) => DoorState {
+                gradients: Some(record.clone()),
+                _made: None,
+            },
+            Self::Knock | Self::Load => DoorState::default(),
         };
-        (tensor, Some(DynState::create(record, rank)))
+        (tensor, Some(DynState::create(state, rank)))
     }
 
     fn to_device_dyn(&self, state: DynState, _: &Device) -> DynState {
@@ -205,7 +271,7 @@ impl DynOptimizer for Door {
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        if let Some(record) = state.downcast_ref::<Option<GradientRecord>>() {
+        if let Some(record) = &state.downcast_ref::<DoorState>().gradients {
             let bytes = serde_json::to_vec(record).expect("the record has no maps of other keys");
             out.push_tensor(prefix, GRADIENTS, TensorData::from(&bytes[..]));
         }
@@ -224,9 +290,13 @@ impl DynOptimizer for Door {
             })
         });
         match self {
-            Self::Of(parts) => {
-                OPENED.set(Some(parts.clone()));
-                Some(DynState::create::<Option<GradientRecord>>(record, rank))
+            Self::Of(made) => {
+                OPENED.set(Arc::downgrade(made));
+                let state = DoorState {
+                    gradients: record,
+                    _made: None,
+                };
+                Some(DynState::create(state, rank))
             }
             _ => {
                 LOADED.set(record);

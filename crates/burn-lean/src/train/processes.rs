@@ -61,12 +61,11 @@ impl Processes {
         model
     }
 
-    /// Burn's optimizer with the states of all replicas, on the first one.
+    /// Burn's optimizer with the states of all replicas, to be saved by the first one.
     pub(super) fn whole_optimizer(&self, optim: &ReleaseOptimizer) -> Option<ModuleOptimizer> {
         #[cfg(feature = "data-parallel")]
         if let Some(parallel) = self.parallel.as_ref().filter(|all| all.is_sharded()) {
-            let record = replicated(parallel.gather_states(optim))?;
-            return Some(expect(optim.own_optimizer()).load_record(record));
+            return replicated(parallel.gather_optimizer(optim));
         }
         self.is_first().then(|| expect(optim.own_optimizer()))
     }

@@ -124,11 +124,11 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             .optim
             .hand_over(&lr, &model, output.grads, &self.handover);
         let (marks, report) = expect(handed_over);
-        self.settings
-            .monitor
-            .end(iteration, Some((report.clone(), lr.base())));
-        let model = model.optimize(&mut self.user_optim, lr, marks);
-        self.model = Some(expect(self.optim.take_back(model, report, &self.handover)));
+        let model = model.optimize(&mut self.user_optim, lr.clone(), marks);
+        let model = self.optim.take_back(model, report.clone(), &self.handover);
+        self.model = Some(expect(model));
+        let step = (report, lr.base());
+        self.settings.monitor.end(iteration, Some(step));
         output.item
     }
 

@@ -344,6 +344,12 @@ fn there_is_no_estimate_of_what_it_cannot_know() {
     unseen.phases.extend(again);
     assert_eq!(estimate(&unseen), Err(NoEstimate::NoCompleteStep));
 
+    // The step after the last one was skipped, or the recording ends before it.
+    let mut unstepped = step();
+    let next = unseen.phases.split_off(2);
+    unstepped.phases.extend(next);
+    assert_eq!(estimate(&unstepped), estimate(&step()));
+
     // Several backward passes, each with a forward pass.
     let mut twice = step();
     let first = [

@@ -12,6 +12,7 @@ use burn::nn as plain;
 #[cfg(feature = "ndarray")]
 use burn::optim::LionConfig;
 use burn::optim::{AdamW, MuonConfig};
+use burn::tensor::FloatDType;
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 use burn_lean::optim::{
     AdaLomoConfig, Bf16Weights, CameConfig, InFiveBytes, InOnePass, Lean, MasterWeights,
@@ -116,6 +117,22 @@ fn a_cast_initializes_nothing() {
     let rounded = model.weight.val().cast(DType::BF16);
     assert_eq!(cast.weight.val().into_data(), rounded.into_data());
     assert!(cast.weight.is_require_grad() && cast.weight.id == model.weight.id);
+}
+
+/// It will be in the type of its device.
+#[test]
+fn a_parameter_of_a_third_type_is_refused_before_it_is_initialized() {
+    let test = "mixed_precision::a_parameter_of_a_third_type_is_refused_before_it_is_initialized";
+    alone(test, || {
+        let mut device = flex();
+        device.configure(FloatDType::F64).unwrap();
+        let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&device);
+        let Err(refused) = MixedPrecision::bf16().cast(model.clone()) else {
+            panic!("from f64 to bf16");
+        };
+        assert!(matches!(refused.error(), ReleaseError::NotF32 { .. }));
+        assert!(!model.weight.is_initialized());
+    });
 }
 
 #[test]

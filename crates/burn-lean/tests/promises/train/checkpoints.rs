@@ -1,7 +1,7 @@
 //! Checkpoints are Burn's own: either strategy resumes what the other has saved.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -85,6 +85,7 @@ fn either_resumes_the_other() {
 struct Slow {
     files: FileCheckpointer,
     writing: Arc<AtomicUsize>,
+    deleted: Arc<Mutex<Vec<usize>>>,
 }
 
 impl<R: Checkpoint> Checkpointer<R> for Slow {
@@ -97,6 +98,7 @@ impl<R: Checkpoint> Checkpointer<R> for Slow {
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
+        self.deleted.lock().unwrap().push(epoch);
         Checkpointer::<R>::delete(&self.files, epoch)
     }
 
@@ -105,8 +107,11 @@ impl<R: Checkpoint> Checkpointer<R> for Slow {
     }
 }
 
-/// The number of steps that were taken while a checkpoint was written, and the files.
-fn steps_while_writing(strategy: impl CheckpointingStrategy + 'static) -> (usize, Vec<String>) {
+/// The number of steps that were taken while a checkpoint was written, the files, and the epochs whose
+/// optimizer was deleted.
+fn steps_while_writing(
+    strategy: impl CheckpointingStrategy + 'static,
+) -> (usize, Vec<String>, Vec<usize>) {
     let writing = Arc::new(AtomicUsize::new(0));
     let meanwhile = Arc::new(AtomicUsize::new(0));
     let (seen, counted) = (writing.clone(), meanwhile.clone());
@@ -122,22 +127,30 @@ fn steps_while_writing(strategy: impl CheckpointingStrategy + 'static) -> (usize
     let slow = |part| Slow {
         files: FileCheckpointer::new(&folder, part),
         writing: writing.clone(),
+        deleted: Arc::default(),
     };
+    let optim = slow("optim");
+    let deleted = optim.deleted.clone();
     let supervised = training
         .supervised(Mode::Released)
-        .with_custom_checkpointers(slow("model"), slow("optim"), slow("scheduler"))
+        .with_custom_checkpointers(slow("model"), optim, slow("scheduler"))
         .with_checkpointing_strategy(strategy);
     supervised.launch(release_learner(training.model.clone(), adamw(), rates()));
     let meanwhile = meanwhile.load(Ordering::SeqCst);
-    (meanwhile, training.directory.checkpoints())
+    let deleted = std::mem::take(&mut *deleted.lock().unwrap());
+    (meanwhile, training.directory.checkpoints(), deleted)
 }
 
 #[test]
 fn training_waits_for_checkpoints_if_asked() {
-    let (meanwhile, expected) = steps_while_writing(KeepLastNCheckpoints::new(2));
+    let (meanwhile, expected, deleted) = steps_while_writing(KeepLastNCheckpoints::new(2));
     assert!(meanwhile > 0, "Burn goes on");
+    assert_eq!(deleted, [1]);
     let blocking = BlockingCheckpointingStrategy::new(KeepLastNCheckpoints::new(2));
-    let (meanwhile, found) = steps_while_writing(blocking);
+    let (meanwhile, found, deleted) = steps_while_writing(blocking);
     assert_eq!(meanwhile, 0);
     assert_eq!(found, expected);
+    // Where it has to wait for something.
+    let no_epoch = 0;
+    assert_eq!(deleted, [no_epoch, no_epoch, 1]);
 }

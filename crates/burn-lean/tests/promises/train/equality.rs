@@ -1,10 +1,15 @@
 //! Weights and losses are those of Burn's own strategy, bit for bit.
 
+use std::cell::RefCell;
+
 use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::module::Lora;
+use burn::optim::LearningRate;
+use burn::train::Learner;
 use burn_lean::train::release_learner;
 
 use super::harness::{BATCHES, Mode, Net, Training, rates};
@@ -95,18 +100,90 @@ fn accumulation() {
 /// As the learner of `Learner::new` has states and a scheduler that stands somewhere, so has ours.
 #[test]
 fn a_learner_that_was_used_before() {
-    let training = Training::new(adamw);
-    let [stock, released] = [Mode::Stock, Mode::Released].map(|mode| {
-        let training = Training::new(adamw);
-        let mut learner = release_learner(training.model.clone(), adamw(), rates());
-        for _ in 0..3 {
-            learner.lr_step();
-            learner.optimizer_step(training.model.gradients());
+    fn step(learner: &mut Learner<Net>) {
+        let grads = learner.model().gradients();
+        learner.optimizer_step(grads);
+    }
+    fn new(_: &Net) -> ModuleOptimizer {
+        adamw()
+    }
+    fn used(model: &Net) -> ModuleOptimizer {
+        let mut optim = adamw();
+        let _ = optim.step(0.01, model.clone(), model.gradients());
+        optim
+    }
+    /// States of two steps.
+    fn load(learner: &mut Learner<Net>) {
+        let (model, mut optim) = (learner.model(), used(&learner.model()));
+        let _ = optim.step(0.01, model.clone(), model.gradients());
+        learner.load_optim(optim.to_record());
+    }
+    thread_local! {
+        static CLONE: RefCell<Option<Learner<Net>>> = const { RefCell::new(None) };
+    }
+    type Use = fn(&mut Learner<Net>);
+    let uses: [(&str, Use); 6] = [
+        ("steps", |learner| {
+            for _ in 0..3 {
+                learner.lr_step();
+                step(learner);
+            }
+        }),
+        ("a step with a rate of zero", step),
+        ("a rate", |learner| learner.lr_step()),
+        ("states", load),
+        ("states, beside a clone", |learner| {
+            CLONE.set(Some(learner.clone()));
+            load(learner);
+        }),
+        ("a rate that was loaded", |learner| {
+            let mut scheduler = rates();
+            scheduler.step();
+            learner.load_scheduler(scheduler.to_record());
+        }),
+    ];
+    for optim in [new, used] {
+        for (what, use_it) in uses {
+            let modes: [(Mode, Use); 3] = [
+                (Mode::Stock, use_it),
+                (Mode::Released, use_it),
+                (Mode::Stock, |_| ()),
+            ];
+            let [stock, released, new] = modes.map(|(mode, use_it)| {
+                let training = Training::new(adamw);
+                let optim = optim(&training.model);
+                let mut learner = release_learner(training.model.clone(), optim, rates());
+                use_it(&mut learner);
+                bits(&training.supervised(mode).launch(learner).model)
+            });
+            assert_bits(&released, &stock, what);
+            assert!(stock != new, "{what}: as a new learner");
         }
-        bits(&training.supervised(mode).launch(learner).model)
-    });
-    assert_eq!(stock, released);
-    assert_ne!(stock, training.run(Mode::Stock).last, "of a new learner");
+    }
+}
+
+/// Plain Burn asks a scheduler for a record when a checkpoint is saved.
+#[test]
+fn a_scheduler_without_records() {
+    #[derive(Clone)]
+    struct Halved(f64);
+    impl LrScheduler for Halved {
+        fn step(&mut self) -> LearningRate {
+            self.0 /= 2.0;
+            self.0
+        }
+        fn to_record(&self) -> LrSchedulerRecord {
+            panic!("it has no records")
+        }
+        fn load_record(&mut self, _: LrSchedulerRecord) {
+            panic!("it has no records")
+        }
+    }
+    let training = Training {
+        scheduler: || Halved(0.1).into(),
+        ..Training::new(adamw)
+    };
+    training.assert_same("without records");
 }
 
 /// LoRA, with the adapted weight frozen, as Burn leaves it, and with one that is trained, too: of

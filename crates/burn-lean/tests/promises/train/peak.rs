@@ -23,7 +23,7 @@ const PARAMS: usize = 4 * LAYERS * (WIDTH * WIDTH + WIDTH);
 #[derive(Module, Debug)]
 struct Deep {
     layers: Vec<Linear>,
-    /// The most bytes from each forward pass to the next.
+    /// The most bytes from the launch to the first forward pass, and from each to the next.
     #[module(skip)]
     log: Arc<Mutex<Vec<usize>>>,
 }
@@ -54,13 +54,7 @@ impl TrainStep for Deep {
     type Output = RegressionOutput;
 
     fn step(&self, seed: usize) -> TrainOutput<RegressionOutput> {
-        {
-            let mut log = self.log.lock().unwrap();
-            if let Some(peak) = log.last_mut() {
-                *peak = HEAP.peak_usage();
-            }
-            log.push(0);
-        }
+        self.log.lock().unwrap().push(HEAP.peak_usage());
         HEAP.reset_peak_usage();
         let output = self.output(seed);
         let grads = output.loss.backward();
@@ -94,9 +88,13 @@ fn loader(batches: usize) -> Arc<dyn DataLoader<usize>> {
         .build(InMemDataset::new(items))
 }
 
-/// The weights after two epochs of six steps, and the highest peak of them all but the last one, in
-/// units of the parameters' bytes.
-fn train(optim: fn() -> ModuleOptimizer, is_released: bool, window: Option<usize>) -> (Bits, f64) {
+/// The weights after two epochs of six steps, the peak of the launch, and the highest of all steps
+/// but the last one, in units of the parameters' bytes.
+fn train(
+    optim: fn() -> ModuleOptimizer,
+    is_released: bool,
+    window: Option<usize>,
+) -> (Bits, f64, f64) {
     let before = HEAP.current_usage();
     let model = Deep::new();
     let log = model.log.clone();
@@ -109,6 +107,7 @@ fn train(optim: fn() -> ModuleOptimizer, is_released: bool, window: Option<usize
     if let Some(window) = window {
         training = training.grads_accumulation(window);
     }
+    HEAP.reset_peak_usage();
     let result = if is_released {
         let strategy = GradientReleaseStrategy::new(flex()).with_monitor(monitor);
         training
@@ -120,10 +119,10 @@ fn train(optim: fn() -> ModuleOptimizer, is_released: bool, window: Option<usize
             .with_training_strategy(strategy.into())
             .launch(Learner::new(model, optim(), 0.01))
     };
-    let mut log = std::mem::take(&mut *log.lock().unwrap());
-    log.pop();
-    let peak = log.iter().max().unwrap() - before;
-    (bits(&result.model), peak as f64 / PARAMS as f64)
+    let log = log.lock().unwrap();
+    let in_params = |peak: &usize| (peak - before) as f64 / PARAMS as f64;
+    let steps = log[1..].iter().max().unwrap();
+    (bits(&result.model), in_params(&log[0]), in_params(steps))
 }
 
 /// Of parameters and states nothing exists twice, and of the gradients one at a time. With windows
@@ -139,9 +138,11 @@ fn a_set_of_gradients_is_saved() {
     ];
     alone(|| {
         for (what, optim, window, most, saved) in rows {
-            let (expected, stock) = train(optim, false, window);
-            let (found, released) = train(optim, true, window);
+            let (expected, _, stock) = train(optim, false, window);
+            let (found, launch, released) = train(optim, true, window);
             assert_eq!(found, expected, "{what}");
+            // The weights, and the step that the optimizer is asked for when the model is armed.
+            assert!(launch < 1.25, "{what}: {launch:.2} at launch");
             println!("{what}: peak in P: stock {stock:.2}, released {released:.2}");
             assert!(released < most, "{what}: {released:.2}");
             let is_saved = stock > released + saved;

@@ -48,10 +48,10 @@ pub enum NoEstimate {
     /// parameter.
     #[error("no training step was recorded from its forward pass to the end of its optimizer")]
     NoCompleteStep,
-    /// A training step has more than one backward pass.
+    /// A training step has more than one backward pass, or comes after one that was skipped.
     #[error(
-        "a training step has {0} backward passes or more, whose gradients add up: what gradient release \
-         makes of accumulated gradients is not estimated"
+        "a training step has {0} backward passes or more. If their gradients add up, what gradient release \
+         makes of them is not estimated; if a step was skipped or not recorded, record others"
     )]
     Accumulates(usize),
     /// The gradients of the steps are made after the backward pass.
@@ -160,14 +160,14 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
         return Err(NoEstimate::IsReleased);
     }
     let has = |phases: &[Phase], kind| phases.iter().any(|phase| phase.kind == kind);
-    // Micro-batches, each with a forward pass: those in a row that end without a step.
     let is_stepped = |phases: &Vec<Phase>| has(phases, PhaseKind::Optimizer);
-    if iterations.values().any(is_stepped) {
-        let trained = iterations.values();
-        let trained = trained.filter(|phases| has(phases, PhaseKind::Backward));
-        let trained: Vec<bool> = trained.map(is_stepped).collect();
-        let rows = trained.split(|is_stepped| *is_stepped).map(<[bool]>::len);
-        match rows.max() {
+    let trained = iterations.values();
+    let trained = trained.filter(|phases| has(phases, PhaseKind::Backward));
+    let trained: Vec<bool> = trained.map(is_stepped).collect();
+    // Micro-batches, each with a forward pass: those in a row that end with a step.
+    if let Some(last) = trained.iter().rposition(|is_stepped| *is_stepped) {
+        let rows = trained[..last].split(|is_stepped| *is_stepped);
+        match rows.map(<[bool]>::len).max() {
             None | Some(0) => {}
             Some(unstepped) => return Err(NoEstimate::Accumulates(unstepped + 1)),
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::train::Learner;
 use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
-use burn_lean::train::release_learner;
+use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
 use burn_lean::{Alone, DataParallel, LossScaler, MixedPrecision, Replicas};
 use lean_arithmetic::clipping::{AutoClip, AutoClipRule};
 

@@ -38,6 +38,33 @@ fn the_norm_and_the_peak_are_metrics() {
     }
 }
 
+/// Parameters with ordinary gradients are stepped in `TrainStep::optimize`.
+#[test]
+fn the_peak_is_read_after_the_step() {
+    /// Notes how many steps there were when the peak was read.
+    struct Read(Arc<Mutex<Vec<Bits>>>, Arc<Mutex<Vec<usize>>>);
+    impl PeakMemory for Read {
+        fn reset_peak(&self) {}
+
+        fn peak_bytes(&self) -> u64 {
+            self.1.lock().unwrap().push(self.0.lock().unwrap().len());
+            0
+        }
+    }
+    let training = Training {
+        epochs: 1,
+        ..Training::new(adamw)
+    };
+    let (seen, read) = (training.model.user.seen.clone(), Arc::default());
+    let monitor = StepMonitor::new().with_memory(Read(seen, Arc::clone(&read)));
+    let strategy = GradientReleaseStrategy::new(training.device.clone()).with_monitor(monitor);
+    let supervised = training.supervised(Mode::Released);
+    let supervised = supervised.with_training_strategy(strategy.into());
+    supervised.launch(release_learner(training.model.clone(), adamw(), rates()));
+    let read = read.lock().unwrap();
+    assert!(read.iter().copied().eq(1..=BATCHES), "{read:?}");
+}
+
 /// No parameter after the gradient that is not finite has changed, and the path is named.
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_training() {
@@ -108,6 +135,28 @@ fn an_optimizer_that_was_used_before() {
     let learner = release_learner(released.model.clone(), optim, rates());
     let found = bits(&released.supervised(Mode::Released).launch(learner).model);
     assert_bits(&found, &expected, "used before");
+}
+
+/// States keep their type, which a record of Burn's would turn into that of the device.
+#[test]
+fn an_optimizer_with_states_in_half_precision() {
+    let [expected, found] = [Mode::Stock, Mode::Released].map(|mode| {
+        let mut training = Training::new(adamw);
+        let head = training.model.head;
+        training.model.head = MixedPrecision::bf16().cast(head).unwrap();
+        training.model.user.half = Some(DType::BF16);
+        let (mut optim, mut model) = (adamw(), training.model.clone());
+        for _ in 0..3 {
+            let grads = model.gradients();
+            model = optim.step(0.01, model, grads);
+        }
+        let learner = match mode {
+            Mode::Stock => Learner::new(model, optim, rates()),
+            _ => release_learner(model, optim, rates()),
+        };
+        bits(&training.supervised(mode).launch(learner).model)
+    });
+    assert_bits(&found, &expected, "in bf16");
 }
 
 #[test]
