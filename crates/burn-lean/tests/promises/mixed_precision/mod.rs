@@ -122,8 +122,7 @@ fn a_cast_initializes_nothing() {
 /// It will be in the type of its device.
 #[test]
 fn a_parameter_of_a_third_type_is_refused_before_it_is_initialized() {
-    let test = "mixed_precision::a_parameter_of_a_third_type_is_refused_before_it_is_initialized";
-    alone(test, || {
+    alone(|| {
         let mut device = flex();
         device.configure(FloatDType::F64).unwrap();
         let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&device);

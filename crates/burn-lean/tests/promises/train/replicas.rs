@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::module::Lora;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
-use burn_lean::{DataParallel, MixedPrecision, Replicas, Threads};
+use burn_lean::{MixedPrecision, Replicas, Threads};
 use burn_pack::Reader;
 
 use super::harness::{
