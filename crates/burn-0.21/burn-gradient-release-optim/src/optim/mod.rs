@@ -171,7 +171,7 @@ impl<B: Backend> ModuleVisitor<B> for Embeddings {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if self.containers.last() == Some(&true) {
-            self.shapes.push(param.shape());
+            self.shapes.push(param.lazy_shape());
         }
     }
 }
