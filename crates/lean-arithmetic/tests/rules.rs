@@ -7,7 +7,7 @@ mod noise;
 use lean_arithmetic::optim::host::{self, Buffer};
 use lean_arithmetic::optim::rules::{
     AdaGrad, Adam, AdamW, Adan, AdaptiveRule, CoupledDecay, Descent, Factors, Lion, Momentum,
-    RAdam, Root, WithMomentum,
+    RAdam, Root, StableAdamW, WithMomentum,
 };
 use lean_arithmetic::optim::{Clip, Kind, MicroBatch, Rule, words};
 
@@ -116,6 +116,38 @@ fn radam() {
         assert!(length < 5.0);
         *weight -= LR * *m / correction(0.9, time);
     });
+}
+
+/// As if it were the step before: its corrections have been one for long.
+#[test]
+fn a_step_beyond_2_to_the_31_is_like_the_one_before() {
+    fn stepped<R: Rule<2>>(rule: &R) -> f32 {
+        let (mut weight, mut moments) = ([0.5], [[0.1], [0.04]]);
+        let buffers = moments.each_mut().map(|moment| Buffer::F32(moment));
+        host::step(rule, Clip::None, false, None, &mut weight, &[0.2], buffers);
+        weight[0]
+    }
+    let radam = RAdam {
+        beta_1: 0.9,
+        beta_2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+    };
+    let stable_adamw = StableAdamW {
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+    };
+    let steps = |time| {
+        let radam = radam.rule(LR, time, MicroBatch::default());
+        let stable_adamw = stable_adamw.rule(LR, time, None);
+        [stepped(&radam), stepped(&stable_adamw)]
+    };
+    let last = steps((1 << 31) - 1);
+    assert!(last.iter().all(|weight| *weight < 0.5));
+    assert_eq!(steps(1 << 31), last);
+    assert_eq!(steps(1 << 33), last);
 }
 
 #[test]

@@ -244,7 +244,8 @@ impl<R: Rounding> PathMapper for FromF32<'_, R> {
             container == "Struct:BatchNorm" && name.starts_with("running_")
         });
         let path = path_text(path);
-        if param.val().dtype() != DType::F32 || !self.group.matches(&id, Some(&path)) {
+        // In this order: a parameter is drawn when it is first read.
+        if !self.group.matches(&id, Some(&path)) || param.val().dtype() != DType::F32 {
             return param;
         }
         let entries = &mut self.entries;

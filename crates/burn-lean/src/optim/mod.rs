@@ -179,7 +179,7 @@ fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
     impl PathVisitor for Embeddings {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
             if is_embedding(path) {
-                self.shapes.push(param.shape());
+                self.shapes.push(param.lazy_shape());
             }
         }
     }

@@ -5,7 +5,21 @@ use std::fmt;
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// An optimizer whose states may be kept in host memory.
+use super::{AdaLomo, Bf16Weights, Came, Lean, Rounding};
+
+/// An optimizer of this module, whose states may be kept in host memory.
+///
+/// States go there by way of their record. Burn's own optimizers read one in f32, whatever the type of
+/// the weights. Of those, take [`in_one_pass`](super::InOnePass), or [`Bf16Weights`] around one, which
+/// steps in f32:
+///
+/// ```compile_fail
+/// use burn::optim::AdamWConfig;
+/// use burn_lean::optim::Offload;
+///
+/// let adamw = AdamWConfig::new().build().offloaded();
+/// # let _ = adamw;
+/// ```
 pub trait Offload: Optimizer {
     /// Keeps the states in host memory, on Flex, while the model is on another device: for AdamW 8
     /// bytes a parameter, or 2.06 [in 8 bits](super::EightBitMoments), that the device has free.
@@ -31,7 +45,13 @@ pub trait Offload: Optimizer {
     }
 }
 
-impl<O: Optimizer> Offload for O {}
+impl<O: Lean> Offload for O {}
+
+impl Offload for AdaLomo {}
+
+impl Offload for Came {}
+
+impl<O: Optimizer, R: Rounding> Offload for Bf16Weights<O, R> {}
 
 /// An optimizer [whose states are in host memory](Offload::offloaded).
 #[derive(Clone, Debug)]

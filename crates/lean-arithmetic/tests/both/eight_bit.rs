@@ -64,6 +64,14 @@ fn a_parameter_has_moments_in_8_bits_if_it_is_large_and_no_embedding() {
     assert_eq!(moment.format(), formats[0]);
 }
 
+/// Drawn before the others, it would take their random numbers.
+#[test]
+fn an_embedding_is_not_drawn_for_its_shape() {
+    let model = model_with_embedding();
+    let _ = AdamWConfig::new().in_one_pass().with_8_bit_moments(&model);
+    assert!(!model.0.weight.is_initialized());
+}
+
 /// Both are the same arithmetic: what is rounded are the moments after the step, the first to the
 /// nearest and the second with noise. With gradients that are even, uneven, mostly zero, all zero,
 /// and with spikes.

@@ -3,6 +3,7 @@
 
 use burn::grad_clipping::GradientClipping;
 use burn_gradient_release::AdaptiveClippingConfig;
+use burn_gradient_release_optim::{InOnePass, Lean};
 
 use super::parts::{Parts, adamw, having, part};
 use crate::clipping::by_hand::{each, global_norm};
@@ -190,4 +191,44 @@ fn a_group_can_be_left_out_of_clipping() {
     let plain = Weights::of::<P, _>(&plain);
     Weights::of::<R, _>(&model).assert_near(&plain, 1e-6, "left out");
     assert!(plain.distance(&before) > 1e-5, "the last layer is trained");
+}
+
+/// Inherited, replaced or left out, whether Burn's optimizer steps or the same in one pass.
+#[test]
+fn a_group_sees_the_clipping_of_a_configuration() {
+    type S = Mlp;
+    type Model = <S as Scenario>::Model<R>;
+    fn weights<O: SimpleOptimizer<Flex> + 'static>(
+        start: &Start,
+        init: impl Fn(AdamWConfig) -> OptimizerAdaptor<O, Model, R>,
+    ) -> Vec<Weights> {
+        let config = |decay| AdamWConfig::new().with_weight_decay(decay);
+        let by_norm = || Some(GradientClippingConfig::Norm(0.01));
+        let by_value = config(0.0).with_grad_clipping(Some(GradientClippingConfig::Value(1e-3)));
+        let group = GroupOptions::new;
+        let options = [
+            group().with_optimizer(&init(config(0.0))),
+            group().with_optimizer(&init(by_value)),
+            group().with_grad_clipping(GradientClipping::Norm(0.02)),
+            group().without_grad_clipping(),
+        ];
+        let trained = options.into_iter().map(|options| {
+            let mut model = start.model::<S, R>();
+            let mut optim = init(config(0.3).with_grad_clipping(by_norm()))
+                .with_gradient_release()
+                .with_group(any(&["layers.2."]), options);
+            for step in 0..3 {
+                let loss = |model: &_| S::loss::<R>(model, Size::Small, step);
+                model = armed_step(RATE, model, &mut optim, loss);
+            }
+            Weights::of::<R, _>(&model)
+        });
+        trained.collect()
+    }
+    let start = Start::new::<S>(Size::Small);
+    let expected = weights(&start, |config| config.init());
+    let found = weights(&start, |config| config.in_one_pass().init());
+    for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        found.assert_same(expected, format!("options {number}"));
+    }
 }

@@ -13,7 +13,10 @@ use burn::{
 };
 use lean_arithmetic::optim::rules;
 
-use super::factored::{Factored, clipped};
+use super::{
+    adaptor,
+    factored::{Factored, clipped},
+};
 use crate::{moment::wide, number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which
@@ -67,11 +70,11 @@ impl AdafactorConfig {
         }
     }
 
-    /// The optimizer for all parameters of a module.
+    /// The optimizer for all parameters of a module. Clipping is the adaptor's.
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {
-        OptimizerAdaptor::from(self.build())
+        self.build().init()
     }
 }
 
@@ -111,11 +114,11 @@ impl AdaLomoConfig {
             .build()
     }
 
-    /// The optimizer for all parameters of a module.
+    /// The optimizer for all parameters of a module. Clipping is the adaptor's.
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {
-        OptimizerAdaptor::from(self.build())
+        self.build().init()
     }
 }
 
@@ -128,6 +131,13 @@ impl AdaLomoConfig {
 pub struct Adafactor {
     rule: rules::Adafactor,
     clipping: Option<GradientClippingConfig>,
+}
+
+impl Adafactor {
+    fn init<B: AutodiffBackend, M: AutodiffModule<B>>(mut self) -> OptimizerAdaptor<Self, M, B> {
+        let clipping = self.clipping.take();
+        adaptor(self, clipping.map(|clipping| clipping.init()))
+    }
 }
 
 /// State of [`Adafactor`].

@@ -13,7 +13,10 @@ use burn::{
 };
 use lean_arithmetic::optim::rules;
 
-use super::factored::{Factored, clipped};
+use super::{
+    adaptor,
+    factored::{Factored, clipped},
+};
 use crate::{moment::wide, number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Came`].
@@ -66,9 +69,11 @@ impl CameConfig {
         }
     }
 
-    /// The optimizer for all parameters of a module.
+    /// The optimizer for all parameters of a module. Clipping is the adaptor's.
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(&self) -> OptimizerAdaptor<Came, M, B> {
-        OptimizerAdaptor::from(self.build())
+        let mut came = self.build();
+        let clipping = came.clipping.take();
+        adaptor(came, clipping.map(|clipping| clipping.init()))
     }
 }
 

@@ -15,6 +15,7 @@ mod sgd;
 mod stable_adamw;
 
 use burn::{
+    grad_clipping::GradientClipping,
     module::{AutodiffModule, Module, ModuleVisitor, Param},
     optim::{SimpleOptimizer, adaptor::OptimizerAdaptor, decay::WeightDecayConfig},
     tensor::{
@@ -49,7 +50,12 @@ pub trait InOnePass {
     /// a pass, and by Burn's operations elsewhere.
     ///
     /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they
-    /// are up to rounding. Clipping of the configuration is part of the pass.
+    /// are up to rounding.
+    ///
+    /// [`init`](Lean::init) gives the clipping of the configuration to Burn's adaptor, as Burn's
+    /// `init` does, for groups of parameters to see. Burn clips with temporaries: by norm one as large
+    /// as the gradient. `OptimizerAdaptor::from(optimizer)` clips in the pass, without them; groups
+    /// neither inherit nor replace that, and take no other clipping.
     ///
     /// # Panics
     ///
@@ -77,14 +83,15 @@ pub trait InOnePass {
 /// An optimizer of this crate.
 pub trait Lean: Clone {
     /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
-    /// it.
-    fn init<B, M>(self) -> OptimizerAdaptor<Self, M, B>
+    /// it: clipping is the adaptor's.
+    fn init<B, M>(mut self) -> OptimizerAdaptor<Self, M, B>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         Self: SimpleOptimizer<B::InnerBackend>,
     {
-        OptimizerAdaptor::from(self)
+        let clipping = self.settings_mut().clipping.take();
+        adaptor(self, clipping)
     }
 
     /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step. The device
@@ -144,6 +151,20 @@ pub trait EightBitMoments: Lean {
     }
 }
 
+/// An optimizer whose gradients the adaptor clips.
+fn adaptor<O, B, M>(optim: O, clipping: Option<GradientClipping>) -> OptimizerAdaptor<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let adaptor = OptimizerAdaptor::from(optim);
+    match clipping {
+        Some(clipping) => adaptor.with_grad_clipping(clipping),
+        None => adaptor,
+    }
+}
+
 fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
     CoupledDecay(config.map(|config| config.penalty.into()))
 }
@@ -171,7 +192,7 @@ impl<B: Backend> ModuleVisitor<B> for Embeddings {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if self.containers.last() == Some(&true) {
-            self.shapes.push(param.shape());
+            self.shapes.push(param.lazy_shape());
         }
     }
 }

@@ -83,7 +83,8 @@ impl<O> GroupOptions<O> {
     }
 
     /// As [`with_optimizer`](Self::with_optimizer), for an optimizer without the adaptor that
-    /// Burn's configurations put around it.
+    /// Burn's configurations put around it. Clipping that is a part of its step comes after that of
+    /// the rest or of the group.
     pub fn with_simple_optimizer(mut self, optim: O) -> Self {
         self.optim = Some(optim);
         self

@@ -3,7 +3,9 @@
 use burn_lean::MixedPrecision;
 use burn_lean::optim::{EightBitMoments, InFiveBytes, Offload};
 
-use super::side::{InOnePass, Lean, model_without_embeddings};
+use super::noise::Noise;
+use super::run::Run;
+use super::side::{InOnePass, Lean, model_without_embeddings, places};
 use crate::harness::prelude::*;
 
 fn loss(model: &Linear, step: usize) -> Tensor<1> {
@@ -44,5 +46,26 @@ fn weights_and_records_are_those_of_the_optimizer() {
         one = plain_step(one, &mut optim, |model| loss(model, 2));
         other = release_step(other, &mut offloaded, |model| loss(model, 2));
         assert_eq!(bits(&one), bits(&other), "resumed");
+    }
+}
+
+/// Away from Flex they go by way of a record.
+#[test]
+fn states_keep_their_type() {
+    for device in places() {
+        let mut noise = Noise(9);
+        let mut numbers = || -> Tensor<2> {
+            let numbers = noise.tensor([5, 7], &device, Noise::number);
+            numbers.cast(DType::F64)
+        };
+        let adamw = || AdamWConfig::new().in_one_pass();
+        let mut one = Run::new(adamw(), numbers());
+        let mut other = Run::new(adamw().offloaded(), one.weight().clone());
+        for _ in 0..3 {
+            let grad = numbers();
+            one.step(LR, grad.clone());
+            other.step(LR, grad);
+        }
+        assert_eq!(other.weight().to_data(), one.weight().to_data());
     }
 }

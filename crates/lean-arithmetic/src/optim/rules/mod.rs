@@ -27,3 +27,9 @@ pub use radam::{RAdam, Rectified};
 pub use rmsprop::{Centered, CenteredWithMomentum, Plain, Root, WithMomentum};
 pub use sgd::{Descent, HeavyBall, Momentum};
 pub use stable_adamw::{Decayed, StableAdamW, Surprise};
+
+/// A decay rate to the power of a number of steps. From 2^31 steps on, where Burn's exponents are
+/// negative, it stays what it is: zero.
+fn power(beta: f64, time: usize) -> f64 {
+    beta.powi(i32::try_from(time).unwrap_or(i32::MAX))
+}

@@ -2,7 +2,7 @@
 
 use super::{
     super::{MicroBatch, Number},
-    AdaptiveRule, Factors, Update, WithMoments,
+    AdaptiveRule, Factors, Update, WithMoments, power,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -46,7 +46,7 @@ impl AdaptiveRule for RAdam {
         WithMoments {
             factors: Factors::new(self.beta_1, self.beta_2).in_micro_batch(micro_batch),
             update: Rectified {
-                step: lr / (1.0 - self.beta_1.powi(time as i32)),
+                step: lr / (1.0 - power(self.beta_1, time)),
                 decay: 1.0 - lr * self.weight_decay,
                 rectification: rectification(self.beta_2, time),
                 epsilon: self.epsilon,
@@ -65,9 +65,10 @@ impl AdaptiveRule for RAdam {
 /// The factor of the step, which includes the bias correction of the second moment; `None` while
 /// its variance is unknown.
 fn rectification(beta_2: f64, time: usize) -> Option<f64> {
-    let correction = 1.0 - beta_2.powi(time as i32);
+    let power = power(beta_2, time);
+    let correction = 1.0 - power;
     let longest = 2.0 / (1.0 - beta_2) - 1.0;
-    let length = longest - 2.0 * time as f64 * beta_2.powi(time as i32) / correction;
+    let length = longest - 2.0 * time as f64 * power / correction;
     let ratio = |length: f64| (length - 4.0) * (length - 2.0) / length;
     (length > 5.0).then(|| (ratio(length) / ratio(longest) * correction).sqrt())
 }

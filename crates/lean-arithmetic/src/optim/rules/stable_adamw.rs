@@ -2,7 +2,7 @@
 
 use super::{
     super::{Measure, Number},
-    Factors, Update, WithMoments,
+    Factors, Update, WithMoments, power,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -64,7 +64,7 @@ impl StableAdamW {
     /// Factors that include the bias correction: the first moments are the gradient and its square.
     fn factors(&self, time: usize) -> Factors {
         let debiased = |beta: f64| {
-            let power = beta.powi(time as i32);
+            let power = power(beta, time);
             (power - beta) / (power - 1.0)
         };
         Factors::new(debiased(self.beta_1), debiased(self.beta_2))
