@@ -89,11 +89,6 @@ mod optimizers {
         same_numbers_with_every_optimizer::<Mlp, NdArray>();
     }
 
-    #[test]
-    fn adam_with_burns_own_recomputing() {
-        same_numbers::<Mlp, _, Flex, BalancedCheckpointing>(&AdamConfig::new());
-    }
-
     /// Muon takes matrices only.
     #[test]
     fn muon() {

@@ -276,47 +276,6 @@ fn a_step_without_gradients_says_nothing_about_the_scale() {
     assert_eq!(first(&model), -2.0);
 }
 
-/// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
-/// updated once for both, and both steps take the same scale off.
-#[test]
-fn two_optimizers_share_a_scaler() {
-    let scaler = LossScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(2)
-        .init();
-    let mut optims = [(); 2].map(|()| sgd(&scaler));
-    let mut models = [(); 2].map(|()| vector());
-    let mut scales = Vec::new();
-    // The gradient of the second overflows in the third step.
-    for (step, factor) in [1.0, 1.0, 1e38, 1.0].into_iter().enumerate() {
-        let [mut one, mut other] = models;
-        if step % 2 == 1 {
-            one = optims[0].arm(1.0, one);
-            other = optims[1].arm(1.0, other);
-        }
-        let loss = one[0].val().sum() + other[0].val().sum() * factor;
-        let mut grads = scaler.scale(loss).backward();
-        let of_one = GradientsParams::from_module(&mut grads, &one);
-        let of_other = GradientsParams::from_module(&mut grads, &other);
-        one = optims[0].step(1.0, one, of_one);
-        other = optims[1].step(1.0, other, of_other);
-        models = [one, other];
-        let used = optims
-            .each_ref()
-            .map(|optim| optim.last_step().unwrap().loss_scale());
-        scales.push((used[0], used[1], scaler.current()));
-    }
-    let both = |used: f64, next: f64| (Some(used), Some(used), next);
-    let expected = [
-        both(1024.0, 1024.0),
-        both(1024.0, 2048.0),
-        both(2048.0, 1024.0),
-        both(1024.0, 1024.0),
-    ];
-    assert_eq!(scales, expected);
-    assert_eq!(models.map(|model| first(&model)), [-4.0, -3.0]);
-}
-
 /// One that accumulates beside one that steps in each micro-batch, whose gradient overflows.
 #[test]
 fn sums_of_several_scales_are_refused() {

@@ -229,28 +229,6 @@ fn dropping_loading_and_copying_leave_an_ordinary_model() {
     bench.finishes();
 }
 
-#[test]
-fn others_cannot_arm_what_is_measured() {
-    let mut bench = Bench::new();
-    bench.calls("arm to measure");
-    let mut other = SgdConfig::new().init::<R, Model>().with_gradient_release();
-    let refused = other
-        .try_arm(RATE, bench.model.take().unwrap())
-        .unwrap_err();
-    assert!(matches!(
-        refused.error(),
-        ReleaseError::ArmedElsewhere { .. }
-    ));
-    let refused = ReleaseAccumulator::new().try_arm(refused.into_model());
-    let refused = refused.unwrap_err();
-    assert!(matches!(
-        refused.error(),
-        ReleaseError::ArmedElsewhere { .. }
-    ));
-    bench.model = Some(refused.into_model());
-    bench.finishes();
-}
-
 /// The norm does not depend on how often it is asked for, and one that is not finite is no reason to
 /// step.
 #[test]

@@ -105,27 +105,6 @@ fn a_copy_can_be_trained_on() {
 }
 
 #[test]
-fn a_fork_of_an_armed_model_is_its_own_model() {
-    let (model, mut optim, expected) = bench(1);
-    let model = optim.arm(RATE, model);
-    let fork = model.clone().fork(&Default::default());
-    assert_eq!(gradients(&fork, 0).len(), PARAMETERS, "its own");
-    weights(&model).assert_near(
-        &expected.first,
-        TOLERANCE,
-        "the fork's backward stepped nothing",
-    );
-
-    let grads = gradients(&model, 0);
-    let model = optim.step(RATE, model, grads);
-    weights(&model).assert_near(&expected.steps[0], TOLERANCE, "the original");
-    weights(&fork).assert_near(&expected.first, TOLERANCE, "the fork");
-    let mut ordinary = AdamConfig::new().init::<R, Model>();
-    let fork = ordinary_step(RATE, fork.clone(), &mut ordinary, loss(&fork, 0));
-    weights(&fork).assert_near(&expected.steps[0], TOLERANCE, "the fork, trained");
-}
-
-#[test]
 fn forking_the_armed_model_itself_trains_on() {
     let (mut model, mut optim, expected) = bench(2);
     for step in 0..2 {

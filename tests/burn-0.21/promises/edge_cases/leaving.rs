@@ -3,7 +3,7 @@
 use burn::optim::MultiGradientsParams;
 use burn::tensor::backend::DeviceOps;
 
-use super::{Model, P, PARAMETERS, R, adam, armed_step, bench, gradients, loss, start, weights};
+use super::{Model, P, PARAMETERS, R, adam, armed_step, bench, loss, start, weights};
 use crate::harness::prelude::*;
 
 #[test]
@@ -32,23 +32,6 @@ fn release_starts_and_ends_in_mid_run() {
     let mut adaptor = optim.into_adaptor();
     for step in 4..6 {
         model = ordinary(model, &mut adaptor, step);
-    }
-}
-
-/// With gradients looked at before each step, as a learning-rate finder does.
-#[test]
-fn armed_and_ordinary_steps_may_alternate() {
-    let (mut model, mut optim, expected) = bench(6);
-    for step in 0..6 {
-        assert_eq!(gradients(&model, step + 20).len(), PARAMETERS);
-        model = if step % 2 == 0 {
-            armed_step(&mut optim, model, step)
-        } else {
-            let grads = gradients(&model, step);
-            assert_eq!(grads.len(), PARAMETERS);
-            optim.step(RATE, model, grads)
-        };
-        weights(&model).assert_same(&expected.steps[step as usize], step);
     }
 }
 
@@ -102,19 +85,4 @@ fn unarmed_steps_with_several_gradients_are_plain_burns() {
         let report = optim.last_step().expect("a step was taken");
         assert_eq!(outcomes(&report), [0, 0, PARAMETERS, 0], "{several:?}");
     }
-}
-
-#[test]
-fn a_step_without_backward_moves_nothing() {
-    let (model, mut optim, expected) = bench(1);
-    let model = optim.arm(RATE, model);
-    let model = optim
-        .try_step(RATE, model, GradientsParams::new())
-        .expect("nothing happened");
-    weights(&model).assert_same(&expected.first, "no gradients");
-    let report = optim.last_step().expect("a step");
-    assert_eq!(outcomes(&report), [0, 0, 0, PARAMETERS]);
-    assert!(!optim.is_armed());
-    let model = armed_step(&mut optim, model, 0);
-    weights(&model).assert_same(&expected.steps[0], "and then the first real step");
 }

@@ -123,19 +123,6 @@ fn between_backward_and_step_all_but_that_step_is_refused() {
     );
 }
 
-#[test]
-fn the_panicking_twin_says_the_same() {
-    let (model, mut optim, _) = bench(1);
-    let model = optim.arm(RATE, model);
-    let grads = gradients(&model, 0);
-    let caught = catch_unwind(AssertUnwindSafe(|| optim.step(2.0 * RATE, model, grads)));
-    let payload = caught.expect_err("step panics where try_step refuses");
-    let text = payload.downcast_ref::<String>().expect("a text");
-    let (armed, given) = (RATE, 2.0 * RATE);
-    let expected = ReleaseError::LearningRate { armed, given }.to_string();
-    assert!(text.contains(&expected), "{text:?} for {expected:?}");
-}
-
 /// Loops that clone the model for `step` get the stepped weights; the original, which would be
 /// neither old nor new, says so when it is read.
 #[test]

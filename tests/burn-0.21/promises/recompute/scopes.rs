@@ -134,14 +134,6 @@ same_gradients! {
     a_loss_inside: |a, b| checkpoint(|| a.matmul(b).tanh().mean());
 }
 
-/// One linear layer after the other, each in a scope.
-fn tower<B: AutodiffBackend>(layers: &[Linear<B>], mut x: Tensor<B, 2>) -> Tensor<B, 1> {
-    for layer in layers {
-        x = checkpoint(|| layer.forward(x).tanh());
-    }
-    x.square().mean()
-}
-
 /// SGD for such layers.
 fn with_release(recompute: Recompute) -> ReleaseOptimizer<Sgd<Inner>, Vec<Linear<R>>, R> {
     let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
@@ -152,34 +144,6 @@ fn layers<B: Backend>() -> Vec<Linear<B>> {
     let device = Default::default();
     let layer = || LinearConfig::new(4, 4).init(&device);
     (0..3).map(|_| layer()).collect()
-}
-
-/// A forward pass that is thrown away leaves nothing behind, armed or not.
-#[test]
-fn a_forward_pass_thrown_away() {
-    turn::take::<Inner>();
-    let device = Default::default();
-    let bytes = save::<P, _>(layers::<P>());
-    let mut plain = load::<P, _>(layers(), &bytes, &device);
-    let mut model = load::<R, _>(layers(), &bytes, &device);
-    let mut plain_optim = SgdConfig::new().init();
-    let mut optim = with_release(Recompute::None);
-    for step in 0..3 {
-        let loss = tower(&plain, noise(step, [4, 4], &device));
-        plain = ordinary_step(RATE, plain, &mut plain_optim, loss);
-
-        drop(tower(&model, noise(step + 10, [4, 4], &device)));
-        let mut kept = None;
-        model = armed_step(RATE, model, &mut optim, |model| {
-            drop(tower(model, noise(step + 20, [4, 4], &device)));
-            let loss = tower(model, noise(step, [4, 4], &device));
-            kept = Some(tower(model, noise(step + 30, [4, 4], &device)));
-            loss
-        });
-        drop(kept);
-        let expected = Weights::of::<P, _>(&plain);
-        Weights::of::<R, _>(&model).assert_same(&expected, format!("after step {step}"));
-    }
 }
 
 /// The layers and what is done after each.
