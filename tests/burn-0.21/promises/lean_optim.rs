@@ -93,7 +93,7 @@ fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
         "lean_optim::accumulation_in_the_moments_needs_no_sum_of_gradients",
         || {
             let start = Start::new::<Mlp>(Size::Large);
-            let (parameters, _) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
+            let (parameters, largest) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
             let adamw = || AdamWConfig::new().in_one_pass();
             let mut optim = adamw().init::<R, _>().with_gradient_release();
             let (alone, _) = peak_of_micro_batches(&start, |model, step| {
@@ -125,6 +125,8 @@ fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
             );
             assert!(in_moments < alone + SLACK);
             assert!(in_sums > in_moments + parameters - SLACK);
+            // And no more: a temporary of Adam's, and a transposed weight.
+            assert!(in_sums < alone + parameters + 2 * largest + SLACK);
 
             let mut plain = adama.init::<P, _>();
             let mut model = start.model::<Mlp, P>();

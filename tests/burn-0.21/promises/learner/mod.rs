@@ -8,7 +8,6 @@ mod killed;
 mod memory;
 mod metrics;
 mod models;
-mod schedulers;
 mod selection;
 mod strategies;
 

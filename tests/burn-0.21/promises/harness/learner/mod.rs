@@ -40,14 +40,7 @@ pub(crate) use self::training::{Bin, Directory, Rates, Training, constant, rates
 
 /// Trains in this mode.
 pub(crate) fn train<D: Mode>(task: &Task, training: &Training) -> Run {
-    train_with_rates::<D, _>(task, training, training.rates.clone())
-}
-
-/// The same with a scheduler of any type.
-pub(crate) fn train_with_rates<D: Mode, LR>(task: &Task, training: &Training, rates: LR) -> Run
-where
-    LR: LrScheduler + 'static,
-{
+    let rates = training.rates.clone();
     let learner = Learner::new(task.model::<D::B>(), D::optim(training), rates);
     launch(learner, D::strategy(training), training)
 }
