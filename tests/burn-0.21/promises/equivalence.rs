@@ -122,8 +122,7 @@ macro_rules! bytes {
             $(
                 #[test]
                 fn $name() {
-                    let test = concat!("equivalence::bytes::", stringify!($name));
-                    memory::alone(test, || memory::saves::<$scenario>($bound));
+                    memory::alone(|| memory::saves::<$scenario>($bound));
                 }
             )*
         }

@@ -1,7 +1,5 @@
 //! Value semantics: a copy keeps the values it had, whatever happens to the original.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::{
     Inner, Model, P, PARAMETERS, R, TOLERANCE, adam, armed_step, bench, gradients, loss, start,
     weights,
@@ -241,9 +239,7 @@ fn what_is_taken_in_the_middle_of_a_step_has_the_new_values_or_none() {
         &|| drop(clone.valid()),
     ];
     for attempt in attempts {
-        let caught = catch_unwind(AssertUnwindSafe(attempt));
-        let payload = caught.expect_err("half a step old");
-        let text = payload.downcast_ref::<String>().expect("a text");
+        let text = panic_of(attempt);
         assert!(text.contains("taken after backward"), "{text}");
         assert!(text.contains("before backward, or of the model"), "{text}");
     }

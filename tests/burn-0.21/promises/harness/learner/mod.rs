@@ -11,11 +11,8 @@ mod renderer;
 mod run;
 mod training;
 
-use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
-use burn::optim::Optimizer;
 use burn::record::FileRecorder;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Learner, LearningComponentsMarker, SupervisedTraining};
@@ -24,7 +21,7 @@ use burn_gradient_release_train::metric::{
 };
 use burn_gradient_release_train::resume::ResumedDataLoader;
 
-use super::Weights;
+use crate::harness::prelude::*;
 
 pub(crate) use self::data::{Batch, OnStep, WeightLog};
 pub(crate) use self::mode::{
