@@ -200,11 +200,6 @@ fn the_decoder_has_the_sizes_of_the_command_line() {
         "GPT small, vocabulary 64000, context 512, batch 8: PyTorch, cpu, hook #0",
     ];
     assert_eq!(lines(&plan), expected);
-    let Shape::Gpt(shape) = &plan.tasks[4].case.model else {
-        panic!("another kind");
-    };
-    assert_eq!((shape.vocabulary, shape.context), (64_000, 512));
-    assert_eq!(plan.tasks[4].case.model.largest_param(), 384 * 64_000);
     assert!(plan.left_out.is_empty());
 }
 

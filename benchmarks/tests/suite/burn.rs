@@ -69,69 +69,39 @@ fn is_itemised(run: &Value) {
 }
 
 #[test]
-fn every_mode_of_burn_0_21_is_measured_and_itemised() {
+fn every_mode_is_measured_and_itemised() {
     let outcome = measured(
-        "--burn 0.21 --part vit,gpt,encoder --batch-size 2 --mode plain,release,unarmed,ideal \
+        "--burn 0.21,0.22 --part vit,gpt,encoder --batch-size 2 --mode plain,release,unarmed,ideal \
          --checkpointing none,balanced,blocks,automatic",
     );
-    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones
-    // four.
-    assert_eq!(outcome.runs().len(), 3 * (2 + 3 + 2 * 4));
+    // On 0.21, plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed
+    // ones four. On 0.22, plain Burn and release have three.
+    assert_eq!(outcome.of_burn("0.21").len(), 3 * (2 + 3 + 2 * 4));
+    assert_eq!(outcome.of_burn("0.22").len(), 3 * 2 * 3);
     for model in MODELS {
-        let plain = outcome.find(model, &mode("plain", "none"));
-        for run in outcome.runs() {
-            if run["case"] != plain["case"] {
-                continue;
-            }
-            is_same_training(run, plain);
-            if run["subject"]["mode"] == "ideal" {
-                assert!(run["items"].is_null() && run["step_milliseconds"].is_null());
-                continue;
-            }
-            is_itemised(run);
-        }
-    }
-    for text in [
-        "release over plain",
-        "unarmed over plain",
-        "release, blocks over plain",
-        "release, automatic over plain",
-        "the same weights",
-        "Burn 0.21: plain, automatic: ",
-        "--no-pytorch",
-    ] {
-        outcome.mentions(text);
-    }
-    assert!(!outcome.table.contains("OTHER"), "{}", outcome.table);
-}
-
-#[test]
-fn both_versions_are_in_one_table() {
-    let outcome = measured(
-        "--burn 0.21,0.22 --part vit,gpt,encoder --batch-size 2 --mode plain,release,unarmed \
-         --checkpointing none,balanced,blocks",
-    );
-    // On 0.21, blocks need the backend of gradient release.
-    assert_eq!(outcome.of_burn("0.21").len(), 3 * (2 + 3 + 3));
-    let found = outcome.of_burn("0.22");
-    assert_eq!(found.len(), 3 * 2 * 3);
-    for model in MODELS {
-        let run = |mode: &str, checkpointing: &str| {
+        let run = |burn: &str, mode: &str, checkpointing: &str| {
             let mut subject = self::mode(mode, checkpointing);
-            subject.push(("burn", json!("0.22")));
+            subject.push(("burn", json!(burn)));
             outcome.find(model, &subject)
         };
-        let plain = run("plain", "none");
-        let before = outcome.find(model, &[("burn", json!("0.21"))]);
-        for run in found.iter().filter(|run| run["case"] == plain["case"]) {
-            is_same_training(run, plain);
-            is_itemised(run);
-            for size in ["parameters", "largest_parameter"] {
-                assert_eq!(run[size], before[size], "{model}");
+        let first = run("0.21", "plain", "none");
+        for burn in ["0.21", "0.22"] {
+            let plain = run(burn, "plain", "none");
+            let runs = outcome.of_burn(burn).into_iter();
+            for run in runs.filter(|run| run["case"] == plain["case"]) {
+                is_same_training(run, plain);
+                for size in ["parameters", "largest_parameter"] {
+                    assert_eq!(run[size], first[size], "{model}");
+                }
+                if run["subject"]["mode"] == "ideal" {
+                    assert!(run["items"].is_null() && run["step_milliseconds"].is_null());
+                } else {
+                    is_itemised(run);
+                }
             }
         }
         // A model this small has next to no gradients, but activations.
-        let (kept, blocks) = (run("release", "none"), run("release", "blocks"));
+        let [kept, blocks] = ["none", "blocks"].map(|of| run("0.22", "release", of));
         let activations = |run: &Value| run["items"]["activations"].as_u64().unwrap();
         assert!(activations(blocks) < activations(kept), "{model}");
         assert!(peak(blocks) < peak(kept), "{model}");
@@ -139,10 +109,17 @@ fn both_versions_are_in_one_table() {
     for text in [
         "| Burn 0.21, flex ",
         "| Burn 0.22, flex ",
+        "Burn 0.21, flex: release over plain",
+        "unarmed over plain",
+        "release, blocks over plain",
+        "release, automatic over plain",
+        "the same weights",
         "Burn 0.22, flex: release over plain",
         "Burn 0.22, flex: plain, blocks over plain",
         "Burn 0.22, flex, blocks checkpointing: release over plain",
+        "Burn 0.21: plain, automatic: ",
         "Burn 0.22: unarmed: ",
+        "--no-pytorch",
     ] {
         outcome.mentions(text);
     }

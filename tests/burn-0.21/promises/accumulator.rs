@@ -1,4 +1,4 @@
-//! Gradients accumulated over micro-batches in a hand-written loop: Burn's sums, in less memory.
+//! Gradients accumulated over micro-batches in a hand-written loop: Burn's sums. (Their memory: [`lean_optim`](crate::lean_optim).)
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,15 +6,11 @@ use burn::module::list_param_ids;
 
 use crate::harness::prelude::*;
 
-/// Windows of `n` micro-batches in plain Burn. `after` sees the model after each.
-fn plain<S: Scenario>(
-    start: &Start,
-    recipe: &impl Recipe,
-    [n, windows]: [u64; 2],
-    after: &mut dyn FnMut(&S::Model<P>),
-) {
+/// The weights after windows of `n` micro-batches in plain Burn.
+fn plain<S: Scenario>(start: &Start, recipe: &impl Recipe, [n, windows]: [u64; 2]) -> Vec<Weights> {
     let mut model = start.model::<S, P>();
     let mut optim = recipe.make::<P, S::Model<P>>();
+    let mut weights = Vec::new();
     for window in 0..windows {
         let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..n {
@@ -23,8 +19,9 @@ fn plain<S: Scenario>(
             accumulator.accumulate(&model, grads);
         }
         model = optim.step(RATE, model, accumulator.grads());
-        after(&model);
+        weights.push(Weights::of::<P, _>(&model));
     }
+    weights
 }
 
 /// The same with release: every gradient is added, or stepped with, inside backward.
@@ -32,11 +29,11 @@ fn release<S: Scenario>(
     start: &Start,
     recipe: &impl Recipe,
     [n, windows]: [u64; 2],
-    after: &mut dyn FnMut(&S::Model<R>),
-) {
+) -> Vec<Weights> {
     let mut model = start.model::<S, R>();
     let mut optim = recipe.make::<R, S::Model<R>>().with_gradient_release();
     let mut accumulator = ReleaseAccumulator::new();
+    let mut weights = Vec::new();
     for window in 0..windows {
         for micro_batch in 1..=n {
             model = if micro_batch < n {
@@ -55,20 +52,16 @@ fn release<S: Scenario>(
         }
         let [_, _, ordinary, unused] = outcomes(&optim.last_step().expect("a step"));
         assert_eq!([ordinary, unused], [0, 0]);
-        after(&model);
+        weights.push(Weights::of::<R, _>(&model));
     }
+    weights
 }
 
 fn same<S: Scenario>(recipe: &impl Recipe) {
     let start = Start::new::<S>(Size::Small);
     for n in [1, 2, 4] {
-        let (mut expected, mut given) = (Vec::new(), Vec::new());
-        plain::<S>(&start, recipe, [n, 4], &mut |model| {
-            expected.push(Weights::of::<P, _>(model));
-        });
-        release::<S>(&start, recipe, [n, 4], &mut |model| {
-            given.push(Weights::of::<R, _>(model));
-        });
+        let expected = plain::<S>(&start, recipe, [n, 4]);
+        let given = release::<S>(&start, recipe, [n, 4]);
         expected[3].assert_moved(&expected[0], "the reference");
         assert_same_steps(&given, &expected, format_args!("{n} micro-batches"));
     }
@@ -89,79 +82,6 @@ fn sums_are_burns() {
     let clipped = Some(GradientClippingConfig::Norm(0.01));
     same::<Mlp>(&AdamWConfig::new());
     same::<Tied>(&AdamConfig::new().with_grad_clipping(clipped));
-}
-
-/// Two parts, of which a micro-batch uses one, the other, or both.
-#[derive(Module, Debug)]
-struct Halves<B: Backend> {
-    left: Linear<B>,
-    right: Linear<B>,
-}
-
-impl<B: AutodiffBackend> Halves<B> {
-    fn new() -> Self {
-        let linear = || LinearConfig::new(4, 2).init(&Default::default());
-        Self {
-            left: linear(),
-            right: linear(),
-        }
-    }
-
-    fn gradients(&self, micro_batch: u64, use_left: bool, use_right: bool) -> GradientsParams {
-        let x = noise::<B, 2>(micro_batch, [3, 4], &Default::default());
-        let parts = [(use_left, &self.left), (use_right, &self.right)];
-        let loss = parts
-            .into_iter()
-            .filter(|(used, _)| *used)
-            .map(|(_, part)| part.forward(x.clone()).square().mean())
-            .reduce(Tensor::add)
-            .expect("something is used");
-        GradientsParams::from_grads(loss.backward(), self)
-    }
-}
-
-/// Parts that the micro-batches of one window use: left, right.
-const USES: [[[bool; 2]; 3]; 4] = [
-    // Only in an earlier micro-batch: the last one steps it with the sum it holds.
-    [[true, true], [true, false], [true, false]],
-    // Only in the last one.
-    [[true, false], [true, false], [true, true]],
-    // Not at all.
-    [[true, false], [true, false], [true, false]],
-    [[false, true], [true, true], [false, true]],
-];
-
-#[test]
-fn a_parameter_may_be_missing_in_any_micro_batch() {
-    let device = Default::default();
-    let bytes = save(Halves::<P>::new());
-    let mut plain = load::<P, _>(Halves::new(), &bytes, &device);
-    let mut plain_optim = AdamConfig::new().init();
-    let mut model = load::<R, _>(Halves::new(), &bytes, &device);
-    let mut optim = AdamConfig::new().init().with_gradient_release();
-    let mut accumulator = ReleaseAccumulator::new();
-
-    for (window, uses) in USES.into_iter().enumerate() {
-        let mut sums = GradientsAccumulator::new();
-        for (place, [left, right]) in uses.into_iter().enumerate() {
-            let micro_batch = (window * 3 + place) as u64;
-            let is_last = place == 2;
-            sums.accumulate(&plain, plain.gradients(micro_batch, left, right));
-            model = if is_last {
-                optim.arm_accumulated(RATE, model, accumulator.grads())
-            } else {
-                accumulator.arm(model)
-            };
-            let grads = model.gradients(micro_batch, left, right);
-            if is_last {
-                plain = plain_optim.step(RATE, plain, sums.grads());
-                model = optim.step(RATE, model, grads);
-            } else {
-                accumulator.accumulate(&model, grads);
-            }
-        }
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), window);
-    }
 }
 
 /// A model in the hands of an accumulator and an optimizer.
@@ -212,11 +132,7 @@ impl Bench {
 
 /// Plain Burn's weights after one window of Adam's.
 fn window(start: &Start, n: u64) -> Weights {
-    let mut weights = None;
-    plain::<Mlp>(start, &AdamConfig::new(), [n, 1], &mut |model| {
-        weights = Some(Weights::of::<P, _>(model));
-    });
-    weights.expect("a window")
+    plain::<Mlp>(start, &AdamConfig::new(), [n, 1]).remove(0)
 }
 
 #[test]
@@ -406,67 +322,4 @@ fn a_panic_half_way_makes_the_sums_useless() {
     assert_eq!(error, ReleaseError::HalfAccumulated { added: 2, armed: 2 });
     assert!(error.to_string().contains("begin the window anew"));
     assert!(accumulator.try_arm(last).is_err());
-}
-
-/// Numbers and bytes of a window of four: the sums, and one gradient beside them.
-#[test]
-fn bytes() {
-    /// Bytes over `floor` after the second of two windows, the most within it, and the weights.
-    fn measured<M>(
-        floor: usize,
-        digest: fn(&M) -> u64,
-        train: impl FnOnce(&mut dyn FnMut(&M)),
-    ) -> ([usize; 2], u64) {
-        let mut last = ([0; 2], 0);
-        train(&mut |model| {
-            let bytes = [ALLOCATIONS.current_usage(), ALLOCATIONS.peak_usage()];
-            last = (bytes.map(|bytes| bytes - floor), digest(model));
-            ALLOCATIONS.reset_peak_usage();
-        });
-        last
-    }
-
-    alone("accumulator::bytes", || {
-        let start = Start::new::<Mlp>(Size::Large);
-        let (recipe, windows) = (AdamConfig::new(), [4, 2]);
-        let plain = |floor| {
-            let digest = |model: &MlpModel<P>| Weights::of::<P, _>(model).digest();
-            measured(floor, digest, |after| {
-                plain::<Mlp>(&start, &recipe, windows, after)
-            })
-        };
-        let release = |floor| {
-            let digest = |model: &MlpModel<R>| Weights::of::<R, _>(model).digest();
-            measured(floor, digest, |after| {
-                release::<Mlp>(&start, &recipe, windows, after)
-            })
-        };
-
-        // Thread pools and caches come into being once, and belong to none of the runs.
-        plain(0);
-        release(0);
-        let ([kept, plain], expected) = plain(ALLOCATIONS.current_usage());
-        let ([_, release], weights) = release(ALLOCATIONS.current_usage());
-        assert_eq!(weights, expected, "weights differ from plain Burn's");
-
-        // Weights and Adam's two moments are kept, so gradients are a third of that.
-        let gradients = kept / 3;
-        // Of eight equal layers.
-        let largest = gradients / 8;
-        let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-        println!(
-            "G {:.2}, kept {:.2}; peak of a window: plain {:.2}, release {:.2} MiB",
-            mib(gradients),
-            mib(kept),
-            mib(plain),
-            mib(release),
-        );
-        // Two more of a parameter's size: a temporary of Adam's, and a transposed weight.
-        let bound = kept + gradients + 3 * largest;
-        assert!(release <= bound, "over the sums and one gradient");
-        assert!(
-            plain >= kept + 2 * gradients,
-            "the bound would not notice a second set of gradients"
-        );
-    });
 }

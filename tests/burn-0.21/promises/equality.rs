@@ -1,13 +1,8 @@
 //! The same weights as plain Burn on this backend, after each step.
 
-use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
-use burn::optim::AdamConfig;
-use burn::optim::decay::WeightDecayConfig;
-
 use super::{Inner, TOLERANCE};
 use crate::equivalence::{clipped_sgd, near_numbers};
-use crate::harness::models::{Mlp, Scenario};
-use crate::harness::turn;
+use crate::harness::prelude::*;
 
 /// Two optimizers, one of which clips.
 pub(super) fn same<S: Scenario, C: CheckpointStrategy>() {

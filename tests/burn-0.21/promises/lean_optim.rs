@@ -13,18 +13,6 @@ const STEPS: u64 = 8;
 /// Nodes of the tape, names, thread pools: everything that is no tensor of weight size.
 const SLACK: usize = 192 * 1024;
 
-fn released_step<S: Scenario, O: SimpleOptimizer<Flex> + 'static>(
-    optim: &mut ReleaseOptimizer<O, S::Model<R>, R>,
-    model: S::Model<R>,
-    size: Size,
-    step: u64,
-) -> S::Model<R> {
-    let model = optim.arm(RATE, model);
-    let loss = S::loss::<R>(&model, size, step);
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    optim.step(RATE, model, grads)
-}
-
 /// Plain Burn with one optimizer, release with the other: the same weights after each step.
 fn same<S: Scenario>(
     plain: impl SimpleOptimizer<Flex> + 'static,
@@ -39,14 +27,11 @@ fn same<S: Scenario>(
     }
     let lean: OptimizerAdaptor<_, S::Model<R>, R> = OptimizerAdaptor::from(lean);
     let mut lean = lean.with_gradient_release().with_recompute(recompute);
-    let (mut one, mut other) = (start.model::<S, P>(), start.model::<S, R>());
-    for step in 0..STEPS {
-        let loss = S::loss::<P>(&one, Size::Small, step);
-        one = ordinary_step(RATE, one, &mut plain, loss);
-        other = released_step::<S, _>(&mut lean, other, Size::Small, step);
-        let wanted = Weights::of::<P, _>(&one);
-        Weights::of::<R, _>(&other).assert_same(&wanted, format!("after step {step}"));
-    }
+    let loss = |model: &_, step| S::loss::<P>(model, Size::Small, step);
+    let expected = run::ordinary(start.model::<S, P>(), &mut plain, STEPS, &loss);
+    let loss = |model: &_, step| S::loss::<R>(model, Size::Small, step);
+    let (given, _) = run::armed(start.model::<S, R>(), &mut lean, STEPS, &loss);
+    assert_same_steps(&given.steps, &expected.steps, "in one pass");
 }
 
 /// Burn's optimizers in one pass, one of which clips.
@@ -89,52 +74,50 @@ fn peak_of_micro_batches(
 
 #[test]
 fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
-    alone(
-        "lean_optim::accumulation_in_the_moments_needs_no_sum_of_gradients",
-        || {
-            let start = Start::new::<Mlp>(Size::Large);
-            let (parameters, _) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
-            let adamw = || AdamWConfig::new().in_one_pass();
-            let mut optim = adamw().init::<R, _>().with_gradient_release();
-            let (alone, _) = peak_of_micro_batches(&start, |model, step| {
-                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
-            });
-            let adama = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
-            let mut optim = adama.clone().init::<R, _>().with_gradient_release();
-            let (in_moments, found) = peak_of_micro_batches(&start, |model, step| {
-                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
-            });
-            let mut optim = adamw().init::<R, _>().with_gradient_release();
-            let mut sums = ReleaseAccumulator::new();
-            let (in_sums, _) = peak_of_micro_batches(&start, |model, step| {
-                let is_last = (step + 1) % MICRO_BATCHES == 0;
-                let model = match is_last {
-                    true => optim.arm_accumulated(RATE, model, sums.grads()),
-                    false => sums.arm(model),
-                };
-                let loss = Mlp::loss::<R>(&model, Size::Large, step);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                if is_last {
-                    return optim.step(RATE, model, grads);
-                }
-                sums.accumulate(&model, grads);
-                model
-            });
-            println!(
-                "alone {alone}, in the moments {in_moments}, in sums {in_sums}, G {parameters}"
-            );
-            assert!(in_moments < alone + SLACK);
-            assert!(in_sums > in_moments + parameters - SLACK);
-
-            let mut plain = adama.init::<P, _>();
-            let mut model = start.model::<Mlp, P>();
-            for micro_batch in 0..2 * MICRO_BATCHES {
-                let loss = Mlp::loss::<P>(&model, Size::Large, micro_batch);
-                model = ordinary_step(RATE, model, &mut plain, loss);
+    alone(|| {
+        let start = Start::new::<Mlp>(Size::Large);
+        let loss = |model: &_, step| Mlp::loss::<R>(model, Size::Large, step);
+        let (parameters, largest) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
+        let adamw = || AdamWConfig::new().in_one_pass();
+        let mut optim = adamw().init::<R, _>().with_gradient_release();
+        let (alone, _) = peak_of_micro_batches(&start, |model, step| {
+            armed_step(RATE, model, &mut optim, |model| loss(model, step))
+        });
+        let adama = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
+        let mut optim = adama.clone().init::<R, _>().with_gradient_release();
+        let (in_moments, found) = peak_of_micro_batches(&start, |model, step| {
+            armed_step(RATE, model, &mut optim, |model| loss(model, step))
+        });
+        let mut optim = adamw().init::<R, _>().with_gradient_release();
+        let mut sums = ReleaseAccumulator::new();
+        let (in_sums, _) = peak_of_micro_batches(&start, |model, step| {
+            let is_last = (step + 1) % MICRO_BATCHES == 0;
+            let model = match is_last {
+                true => optim.arm_accumulated(RATE, model, sums.grads()),
+                false => sums.arm(model),
+            };
+            let loss = Mlp::loss::<R>(&model, Size::Large, step);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            if is_last {
+                return optim.step(RATE, model, grads);
             }
-            found.assert_same(&Weights::of::<P, _>(&model), "after two steps");
-        },
-    );
+            sums.accumulate(&model, grads);
+            model
+        });
+        println!("alone {alone}, in the moments {in_moments}, in sums {in_sums}, G {parameters}");
+        assert!(in_moments < alone + SLACK);
+        assert!(in_sums > in_moments + parameters - SLACK);
+        // But no second set of gradients.
+        assert!(in_sums < in_moments + parameters + largest);
+
+        let mut plain = adama.init::<P, _>();
+        let mut model = start.model::<Mlp, P>();
+        for micro_batch in 0..2 * MICRO_BATCHES {
+            let loss = Mlp::loss::<P>(&model, Size::Large, micro_batch);
+            model = ordinary_step(RATE, model, &mut plain, loss);
+        }
+        found.assert_same(&Weights::of::<P, _>(&model), "after two steps");
+    });
 }
 
 /// Bytes of weights and states after three steps with gradient release.
@@ -145,7 +128,8 @@ fn kept(optimizer: impl SimpleOptimizer<Flex> + 'static) -> usize {
     let mut optim = optim.with_gradient_release();
     let mut model = start.model::<Mlp, R>();
     for step in 0..3 {
-        model = released_step::<Mlp, _>(&mut optim, model, Size::Large, step);
+        let loss = |model: &_| Mlp::loss::<R>(model, Size::Large, step);
+        model = armed_step(RATE, model, &mut optim, loss);
     }
     let kept = ALLOCATIONS.current_usage() - floor;
     drop(model);
@@ -170,7 +154,7 @@ fn temporaries(optimizer: impl SimpleOptimizer<Flex>) -> usize {
 
 #[test]
 fn in_one_pass_a_step_needs_no_temporary() {
-    alone("lean_optim::in_one_pass_a_step_needs_no_temporary", || {
+    alone(|| {
         let largest = 512 * 512 * size_of::<f32>();
         let adamw = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Value(0.5)));
         let burn = temporaries(AdamWConfig::new().build());
@@ -193,7 +177,7 @@ fn in_one_pass_a_step_needs_no_temporary() {
 
 #[test]
 fn small_states_are_small() {
-    alone("lean_optim::small_states_are_small", || {
+    alone(|| {
         let model = Start::new::<Mlp>(Size::Large).model::<Mlp, P>();
         let (parameters, _) = parameter_bytes::<P, _>(&model);
         let eight_bit = AdamConfig::new().in_one_pass().with_8_bit_moments(&model);

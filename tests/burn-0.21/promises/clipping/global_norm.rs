@@ -160,39 +160,36 @@ fn a_refused_step_leaves_running_means() {
 /// Alone: the random numbers of a backend are the process's.
 #[test]
 fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
-    alone(
-        "clipping::global_norm::both_passes_draw_the_same_and_the_generator_goes_on_as_after_one",
-        || {
-            let (device, max_norm) = (Default::default(), 0.05);
-            let bytes = save::<P, _>(Noisy::<P>::new());
-            let mut plain = load::<P, _>(Noisy::new(), &bytes, &device);
-            let mut plain_optim = AdamWConfig::new().init();
-            <P as Backend>::seed(&device, 3);
-            let mut expected = Vec::new();
-            for step in 0..6 {
-                let loss = plain.loss(step);
-                let mut grads = GradientsParams::from_grads(loss.backward(), &plain);
-                clip_global::<P, _>(&plain, &mut grads, max_norm);
-                plain = plain_optim.step(RATE, plain, grads);
-                expected.push(Weights::of::<P, _>(&plain));
-            }
+    alone(|| {
+        let (device, max_norm) = (Default::default(), 0.05);
+        let bytes = save::<P, _>(Noisy::<P>::new());
+        let mut plain = load::<P, _>(Noisy::new(), &bytes, &device);
+        let mut plain_optim = AdamWConfig::new().init();
+        <P as Backend>::seed(&device, 3);
+        let mut expected = Vec::new();
+        for step in 0..6 {
+            let loss = plain.loss(step);
+            let mut grads = GradientsParams::from_grads(loss.backward(), &plain);
+            clip_global::<P, _>(&plain, &mut grads, max_norm);
+            plain = plain_optim.step(RATE, plain, grads);
+            expected.push(Weights::of::<P, _>(&plain));
+        }
 
-            for recompute in [Recompute::None, Recompute::Automatic] {
-                let mut model = load::<R, _>(Noisy::<R>::new(), &bytes, &device);
-                let mut optim = AdamWConfig::new()
-                    .init::<R, Noisy<R>>()
-                    .with_gradient_release()
-                    .with_recompute(recompute)
-                    .with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-                <R as Backend>::seed(&device, 3);
-                for (step, expected) in expected.iter().enumerate() {
-                    (model, _) = optim.two_passes(RATE, model, |model| model.loss(step as u64));
-                    let context = format!("{recompute:?}, step {step}");
-                    Weights::of::<R, _>(&model).assert_same(expected, context);
-                }
+        for recompute in [Recompute::None, Recompute::Automatic] {
+            let mut model = load::<R, _>(Noisy::<R>::new(), &bytes, &device);
+            let mut optim = AdamWConfig::new()
+                .init::<R, Noisy<R>>()
+                .with_gradient_release()
+                .with_recompute(recompute)
+                .with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+            <R as Backend>::seed(&device, 3);
+            for (step, expected) in expected.iter().enumerate() {
+                (model, _) = optim.two_passes(RATE, model, |model| model.loss(step as u64));
+                let context = format!("{recompute:?}, step {step}");
+                Weights::of::<R, _>(&model).assert_same(expected, context);
             }
-        },
-    );
+        }
+    });
 }
 
 /// Micro-batches whose sums are clipped as a whole; the last one of a step may use other
@@ -254,38 +251,35 @@ fn sums_of_micro_batches_are_clipped_as_a_whole() {
 /// The first pass keeps no gradient: the peak is that of release without clipping.
 #[test]
 fn takes_no_more_memory_than_one_pass() {
-    alone(
-        "clipping::global_norm::takes_no_more_memory_than_one_pass",
-        || {
-            type S = Transformer;
-            let start = Start::new::<S>(Size::Large);
-            let peak = |clipping: Option<NormClipping>| {
-                let mut model = start.model::<S, R>();
-                let mut optim = AdamWConfig::new().init().with_gradient_release();
-                if let Some(clipping) = clipping {
-                    optim = optim.with_norm_clipping(clipping);
+    alone(|| {
+        type S = Transformer;
+        let start = Start::new::<S>(Size::Large);
+        let peak = |clipping: Option<NormClipping>| {
+            let mut model = start.model::<S, R>();
+            let mut optim = AdamWConfig::new().init().with_gradient_release();
+            if let Some(clipping) = clipping {
+                optim = optim.with_norm_clipping(clipping);
+            }
+            let floor = ALLOCATIONS.current_usage();
+            let mut peak = 0;
+            for step in 0..3 {
+                ALLOCATIONS.reset_peak_usage();
+                let forward = |model: &_| S::loss::<R>(model, Size::Large, step);
+                if clipping.is_some() {
+                    (model, _) = optim.two_passes(RATE, model, forward);
+                } else {
+                    model = armed_step(RATE, model, &mut optim, forward);
                 }
-                let floor = ALLOCATIONS.current_usage();
-                let mut peak = 0;
-                for step in 0..3 {
-                    ALLOCATIONS.reset_peak_usage();
-                    let forward = |model: &_| S::loss::<R>(model, Size::Large, step);
-                    if clipping.is_some() {
-                        (model, _) = optim.two_passes(RATE, model, forward);
-                    } else {
-                        model = armed_step(RATE, model, &mut optim, forward);
-                    }
-                    assert_all_released(&optim.last_step().unwrap(), trainable::<R, _>(&model));
-                    peak = ALLOCATIONS.peak_usage() - floor;
-                }
-                peak as f64
-            };
-            let without = peak(None);
-            let with = peak(Some(NormClipping::GlobalNorm { max_norm: 1e-3 }));
-            println!("{without} bytes without clipping, {with} with");
-            assert!(with <= 1.02 * without, "{with} bytes, {without} without");
-        },
-    );
+                assert_all_released(&optim.last_step().unwrap(), trainable::<R, _>(&model));
+                peak = ALLOCATIONS.peak_usage() - floor;
+            }
+            peak as f64
+        };
+        let without = peak(None);
+        let with = peak(Some(NormClipping::GlobalNorm { max_norm: 1e-3 }));
+        println!("{without} bytes without clipping, {with} with");
+        assert!(with <= 1.02 * without, "{with} bytes, {without} without");
+    });
 }
 
 /// A forward pass that is another one the second time. By hand, as the Learner does it, backward is

@@ -48,10 +48,9 @@ fn adaptive_clipping_is_right() {
     for dtype in HALVES {
         for (weight, grad) in [(0.5, 300.0), (300.0, 300.0), (300.0, 60_000.0)] {
             let mut optim = sgd().with_norm_clipping(clipping);
-            let model = optim.arm(1.0, model(&[weight; 64], dtype));
-            let grads = loss(&model, &[grad; 64], dtype).backward();
-            let grads = GradientsParams::from_grads(grads, &model);
-            let found = numbers(optim.step(1.0, model, grads).weight.val());
+            let model = model(&[weight; 64], dtype);
+            let loss = |model: &_| loss(model, &[grad; 64], dtype);
+            let found = numbers(armed_step(1.0, model, &mut optim, loss).weight.val());
             // The gradient is scaled to a hundredth of the weight, and both are rounded.
             let step = rounded(&[0.01 * weight], dtype)[0];
             let right = rounded(&[weight - step], dtype)[0];

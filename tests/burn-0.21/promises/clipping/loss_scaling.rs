@@ -276,47 +276,6 @@ fn a_step_without_gradients_says_nothing_about_the_scale() {
     assert_eq!(first(&model), -2.0);
 }
 
-/// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
-/// updated once for both, and both steps take the same scale off.
-#[test]
-fn two_optimizers_share_a_scaler() {
-    let scaler = LossScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(2)
-        .init();
-    let mut optims = [(); 2].map(|()| sgd(&scaler));
-    let mut models = [(); 2].map(|()| vector());
-    let mut scales = Vec::new();
-    // The gradient of the second overflows in the third step.
-    for (step, factor) in [1.0, 1.0, 1e38, 1.0].into_iter().enumerate() {
-        let [mut one, mut other] = models;
-        if step % 2 == 1 {
-            one = optims[0].arm(1.0, one);
-            other = optims[1].arm(1.0, other);
-        }
-        let loss = one[0].val().sum() + other[0].val().sum() * factor;
-        let mut grads = scaler.scale(loss).backward();
-        let of_one = GradientsParams::from_module(&mut grads, &one);
-        let of_other = GradientsParams::from_module(&mut grads, &other);
-        one = optims[0].step(1.0, one, of_one);
-        other = optims[1].step(1.0, other, of_other);
-        models = [one, other];
-        let used = optims
-            .each_ref()
-            .map(|optim| optim.last_step().unwrap().loss_scale());
-        scales.push((used[0], used[1], scaler.current()));
-    }
-    let both = |used: f64, next: f64| (Some(used), Some(used), next);
-    let expected = [
-        both(1024.0, 1024.0),
-        both(1024.0, 2048.0),
-        both(2048.0, 1024.0),
-        both(1024.0, 1024.0),
-    ];
-    assert_eq!(scales, expected);
-    assert_eq!(models.map(|model| first(&model)), [-4.0, -3.0]);
-}
-
 /// One that accumulates beside one that steps in each micro-batch, whose gradient overflows.
 #[test]
 fn sums_of_several_scales_are_refused() {
@@ -434,34 +393,23 @@ fn gradients_of_two_types_have_one_norm() {
     assert_eq!(first(&model), -1.0);
 }
 
-/// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for
-/// ever.
+/// A loss that is not finite at any scale does not go on for ever.
 #[test]
-fn the_scale_has_a_floor_and_a_ceiling() {
-    let scaler = LossScalerConfig::new().init();
-    let mut optim = sgd(&scaler);
-    let mut model = vector();
-    let mut skipped = 0;
-    let error = loop {
-        let loss = scaler.scale(model[0].val().sum() * f32::NAN);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        match optim.try_step(1.0, model, grads) {
-            Ok(stepped) => model = stepped,
-            Err(refused) => {
-                let error = refused.error().clone();
-                model = refused.into_given().0;
-                break error;
-            }
-        }
-        skipped += 1;
-        assert!(skipped < 50, "{:e}", scaler.current());
-    };
+fn the_least_scale_is_refused() {
     let least = 2.0_f64.powi(-24);
-    assert_eq!(error, ReleaseError::LossScale { scale: least });
+    let scaler = LossScalerConfig::new().with_init_scale(2.0 * least).init();
+    let mut optim = sgd(&scaler);
+    let model = vector();
+    let loss = scaler.scale(model[0].val().sum() * f32::NAN);
+    let model = ordinary_step(1.0, model, &mut optim, loss);
+    let error = ReleaseError::LossScale { scale: least };
+    let none = GradientsParams::new;
+    let refused = optim.try_step(1.0, model, none()).unwrap_err();
+    assert_eq!(*refused.error(), error);
+    let (model, _) = refused.into_given();
     let refused = optim.try_arm(1.0, model).unwrap_err();
     assert_eq!(*refused.error(), error);
-    let none = GradientsParams::new();
-    let refused = optim.try_arm_to_measure(refused.into_model(), none);
+    let refused = optim.try_arm_to_measure(refused.into_model(), none());
     let refused = refused.unwrap_err();
     assert_eq!(*refused.error(), error);
     let model = refused.into_model();
@@ -471,42 +419,16 @@ fn the_scale_has_a_floor_and_a_ceiling() {
     let mut optim = optim.with_loss_scaler(new.clone());
     let loss = new.scale(model[0].val().sum());
     assert_eq!(first(&ordinary_step(1.0, model, &mut optim, loss)), -1.0);
-
-    let eager = LossScalerConfig::new()
-        .with_growth_factor(1e12)
-        .with_growth_interval(1)
-        .init();
-    let mut optim = sgd(&eager);
-    let mut model = vector();
-    for _ in 0..8 {
-        let loss = eager.scale(model[0].val().sum());
-        model = ordinary_step(1.0, model, &mut optim, loss);
-        assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), 0);
-    }
-    assert_eq!(eager.current(), 2.0_f64.powi(126));
-    assert_eq!(first(&model), -8.0);
-}
-
-struct ToHalf;
-
-impl<B: AutodiffBackend> ModuleMapper<B> for ToHalf {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let half = Tensor::from_inner(tensor.inner().cast(FloatDType::F16));
-        Param::from_mapped_value(id, half.require_grad(), mapper)
-    }
 }
 
 /// Gradients of fp16 weights are fp16, where the scale cannot be taken off.
 #[test]
 fn weights_in_fp16_are_refused() {
-    let mut optim = optim(&scaler());
-    let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-    let model = model.map(&mut ToHalf);
+    let mut optim = sgd(&scaler());
+    let half = Tensor::<R, 1>::zeros([3], &Default::default()).cast(FloatDType::F16);
+    let model = vec![Param::from_tensor(half)];
     let none = GradientsParams::new;
-    let expected = ReleaseError::HalfPrecision {
-        path: "layers.0.weight".into(),
-    };
+    let expected = ReleaseError::HalfPrecision { path: "0".into() };
     let refused = optim.try_arm(RATE, model).unwrap_err();
     assert_eq!(*refused.error(), expected);
     let before = |_: &_| unreachable!("refused before");

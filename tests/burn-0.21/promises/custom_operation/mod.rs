@@ -109,41 +109,84 @@ fn same_with<L: Loss, C: CheckpointStrategy>() {
     );
 }
 
-/// Two layers, the first weight used once more above, the second through a view.
-struct TwoLayers;
+/// A test for each model of the fused operations: so many layers, and what is made of them.
+macro_rules! same {
+    ($($(#[$doc:meta])* $test:ident: $layers:expr, |$net:ident, $x:ident| $forward:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[test]
+            fn $test() {
+                struct Case;
 
-impl Loss for TwoLayers {
-    const LAYERS: usize = 2;
+                impl Loss for Case {
+                    const LAYERS: usize = $layers;
 
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
+                    fn forward<B: FusedOps>($net: &Net<B>, $x: Matrix<B>) -> Matrix<B> {
+                        $forward
+                    }
+                }
+
+                same::<Case>();
+            }
+        )*
+    };
+}
+
+same! {
+    /// Two layers, the first weight used once more above, the second through a view.
+    the_fused_operation_of_burns_book: 2, |net, x| {
         let x = fused(x, net.weight(0), net.bias(0)).tanh();
         let x = x.matmul(net.weight(0)).tanh();
         fused(x, net.weight(1).transpose(), net.bias(1))
-    }
-}
+    };
 
-#[test]
-fn the_fused_operation_of_burns_book() {
-    same::<TwoLayers>();
-}
-
-/// Every use of a parameter is an operand of the fused operation, one twice in the same.
-struct UsedTwice;
-
-impl Loss for UsedTwice {
-    const LAYERS: usize = 2;
-
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
+    /// Every use of a parameter is an operand of the fused operation, one twice in the same.
+    a_parameter_used_twice: 2, |net, x| {
         let x = fused(x, net.weight(0), net.bias(0)).tanh();
         let x = fused(x, net.weight(1), net.bias(1)).tanh();
         let square = fused(net.weight(1), net.weight(1), net.bias(0));
         fused(x, net.weight(0), net.bias(1)).matmul(square)
-    }
-}
+    };
 
-#[test]
-fn a_parameter_used_twice() {
-    same::<UsedTwice>();
+    /// The gate is higher on the tape than the operation that it is an operand of.
+    an_operand_that_gets_no_gradient: 2, |net, x| {
+        let below = gated(x.clone(), net.weight(0), Matrix::ones_like(&x));
+        let between = below.tanh().matmul(net.weight(1)) + net.bias(0);
+        let gate = between.clone().tanh().exp();
+        between + gated(x, net.weight(1), gate) + net.bias(1)
+    };
+
+    /// The gate is computed from a tensor whose gradient comes from a scope alone: nothing else in
+    /// its part of the tape gets a gradient, and nothing there is as high as the gate.
+    an_operand_of_a_scope_that_gets_no_gradient: 3, |net, x| {
+        let below = checkpoint(|| x.clone().matmul(net.weight(0)).tanh() + net.bias(0));
+        let kept = below.clone() * 2.0;
+        let gate = kept.clone() * below.tanh().exp().tanh();
+        checkpoint(|| {
+            let mut high = x.matmul(net.weight(1)) + net.bias(1);
+            for _ in 0..8 {
+                high = high.tanh();
+            }
+            let high = high * kept.clone();
+            let low = kept.sin();
+            gated(high + low, net.weight(2), gate) + net.bias(2)
+        })
+    };
+
+    /// The operation returns an operand, which is then used far below the other operand.
+    a_parameter_handed_through: 2, |net, x| {
+        let above = fused(x.clone(), net.weight(0), net.bias(0));
+        let above = above.tanh().matmul(net.weight(1)).tanh();
+        let handed = second(above.clone(), net.weight(1));
+        above + fused(x, handed, net.bias(1))
+    };
+
+    /// The operation on a view of a parameter.
+    a_view_handed_through: 2, |net, x| {
+        let above = fused(x.clone(), net.weight(0), net.bias(0)).tanh();
+        let handed = second(above.clone(), net.weight(1).transpose());
+        above + fused(x, handed, net.bias(1))
+    };
 }
 
 /// The transpose is a node inside the operation.
@@ -162,88 +205,6 @@ impl Loss for SeveralNodes {
 #[test]
 fn an_operation_of_several_nodes() {
     same::<SeveralNodes>();
-}
-
-/// The gate is higher on the tape than the operation that it is an operand of.
-struct GateFromAbove;
-
-impl Loss for GateFromAbove {
-    const LAYERS: usize = 2;
-
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
-        let below = gated(x.clone(), net.weight(0), Matrix::ones_like(&x));
-        let between = below.tanh().matmul(net.weight(1)) + net.bias(0);
-        let gate = between.clone().tanh().exp();
-        between + gated(x, net.weight(1), gate) + net.bias(1)
-    }
-}
-
-#[test]
-fn an_operand_that_gets_no_gradient() {
-    same::<GateFromAbove>();
-}
-
-/// The gate is computed from a tensor whose gradient comes from a scope alone: nothing else in its part
-/// of the tape gets a gradient, and nothing there is as high as the gate.
-struct GateFromBelowAScope;
-
-impl Loss for GateFromBelowAScope {
-    const LAYERS: usize = 3;
-
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
-        let below = scopes::block(|| x.clone().matmul(net.weight(0)).tanh() + net.bias(0));
-        let kept = below.clone() * 2.0;
-        let gate = kept.clone() * below.tanh().exp().tanh();
-        scopes::block(|| {
-            let mut high = x.matmul(net.weight(1)) + net.bias(1);
-            for _ in 0..8 {
-                high = high.tanh();
-            }
-            let high = high * kept.clone();
-            let low = kept.sin();
-            gated(high + low, net.weight(2), gate) + net.bias(2)
-        })
-    }
-}
-
-#[test]
-fn an_operand_of_a_scope_that_gets_no_gradient() {
-    scopes::in_use(|| {
-        same::<GateFromBelowAScope>();
-    });
-}
-
-/// The operation returns an operand, which is then used far below the other operand.
-struct ParameterHandedThrough;
-
-impl Loss for ParameterHandedThrough {
-    const LAYERS: usize = 2;
-
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
-        let above = fused(x.clone(), net.weight(0), net.bias(0));
-        let above = above.tanh().matmul(net.weight(1)).tanh();
-        let handed = second(above.clone(), net.weight(1));
-        above + fused(x, handed, net.bias(1))
-    }
-}
-
-/// The operation on a view of a parameter.
-struct ViewHandedThrough;
-
-impl Loss for ViewHandedThrough {
-    const LAYERS: usize = 2;
-
-    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
-        let above = fused(x.clone(), net.weight(0), net.bias(0)).tanh();
-        let handed = second(above.clone(), net.weight(1).transpose());
-        above + fused(x, handed, net.bias(1))
-    }
-}
-
-#[test]
-fn an_operand_handed_through() {
-    same::<ParameterHandedThrough>();
-    same::<ViewHandedThrough>();
 }
 
 /// What happens in the second of two steps of a loss.

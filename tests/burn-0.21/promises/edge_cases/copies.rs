@@ -1,7 +1,5 @@
 //! Value semantics: a copy keeps the values it had, whatever happens to the original.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::{
     Inner, Model, P, PARAMETERS, R, TOLERANCE, adam, armed_step, bench, gradients, loss, start,
     weights,
@@ -102,27 +100,6 @@ fn a_copy_can_be_trained_on() {
     assert_eq!(grads.len(), PARAMETERS);
     let copy = optim.step(RATE, copy, grads);
     weights(&copy).assert_near(&expected.steps[0], TOLERANCE, "an ordinary step");
-}
-
-#[test]
-fn a_fork_of_an_armed_model_is_its_own_model() {
-    let (model, mut optim, expected) = bench(1);
-    let model = optim.arm(RATE, model);
-    let fork = model.clone().fork(&Default::default());
-    assert_eq!(gradients(&fork, 0).len(), PARAMETERS, "its own");
-    weights(&model).assert_near(
-        &expected.first,
-        TOLERANCE,
-        "the fork's backward stepped nothing",
-    );
-
-    let grads = gradients(&model, 0);
-    let model = optim.step(RATE, model, grads);
-    weights(&model).assert_near(&expected.steps[0], TOLERANCE, "the original");
-    weights(&fork).assert_near(&expected.first, TOLERANCE, "the fork");
-    let mut ordinary = AdamConfig::new().init::<R, Model>();
-    let fork = ordinary_step(RATE, fork.clone(), &mut ordinary, loss(&fork, 0));
-    weights(&fork).assert_near(&expected.steps[0], TOLERANCE, "the fork, trained");
 }
 
 #[test]
@@ -262,9 +239,7 @@ fn what_is_taken_in_the_middle_of_a_step_has_the_new_values_or_none() {
         &|| drop(clone.valid()),
     ];
     for attempt in attempts {
-        let caught = catch_unwind(AssertUnwindSafe(attempt));
-        let payload = caught.expect_err("half a step old");
-        let text = payload.downcast_ref::<String>().expect("a text");
+        let text = panic_of(attempt);
         assert!(text.contains("taken after backward"), "{text}");
         assert!(text.contains("before backward, or of the model"), "{text}");
     }

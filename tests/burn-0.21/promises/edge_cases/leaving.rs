@@ -3,7 +3,7 @@
 use burn::optim::MultiGradientsParams;
 use burn::tensor::backend::DeviceOps;
 
-use super::{Model, P, PARAMETERS, R, adam, armed_step, bench, gradients, loss, start, weights};
+use super::{Model, P, PARAMETERS, R, adam, armed_step, bench, loss, start, weights};
 use crate::harness::prelude::*;
 
 #[test]
@@ -35,86 +35,29 @@ fn release_starts_and_ends_in_mid_run() {
     }
 }
 
-/// With gradients looked at before each step, as a learning-rate finder does.
+/// Gradients of two workers at once.
 #[test]
-fn armed_and_ordinary_steps_may_alternate() {
-    let (mut model, mut optim, expected) = bench(6);
-    for step in 0..6 {
-        assert_eq!(gradients(&model, step + 20).len(), PARAMETERS);
-        model = if step % 2 == 0 {
-            armed_step(&mut optim, model, step)
-        } else {
-            let grads = gradients(&model, step);
-            assert_eq!(grads.len(), PARAMETERS);
-            optim.step(RATE, model, grads)
-        };
-        weights(&model).assert_same(&expected.steps[step as usize], step);
-    }
-}
-
-/// Ways to step with several gradients at once, unarmed.
-#[derive(Clone, Copy, Debug)]
-enum Several {
-    /// Micro-batches, by Burn's accumulator.
-    Accumulated,
-    /// Those of two workers, by `step_multi`.
-    OfWorkers,
-}
-
-impl Several {
-    fn train<B, O>(self, mut model: MlpModel<B>, optim: &mut O) -> Weights
-    where
-        B: AutodiffBackend,
-        O: Optimizer<MlpModel<B>, B>,
-    {
+fn an_unarmed_step_with_several_gradients_is_plain_burns() {
+    fn train<B: AutodiffBackend>(
+        mut model: MlpModel<B>,
+        optim: &mut impl Optimizer<MlpModel<B>, B>,
+    ) -> Weights {
+        let device = <B as BackendTypes>::Device::default();
         for step in 0..3 {
             let grads = [2 * step, 2 * step + 1].map(|part| {
-                let loss = loss::<B>(&model, part);
-                GradientsParams::from_grads(loss.backward(), &model)
+                let grads = loss::<B>(&model, part).backward();
+                (GradientsParams::from_grads(grads, &model), device.id())
             });
-            model = match self {
-                Self::Accumulated => {
-                    let mut accumulator = GradientsAccumulator::new();
-                    for grads in grads {
-                        accumulator.accumulate(&model, grads);
-                    }
-                    optim.step(RATE, model, accumulator.grads())
-                }
-                Self::OfWorkers => {
-                    let device = <B as BackendTypes>::Device::default();
-                    let grads = grads.map(|grads| (grads, device.id())).into();
-                    optim.step_multi(RATE, model, MultiGradientsParams { grads })
-                }
-            };
+            let grads = grads.into();
+            model = optim.step_multi(RATE, model, MultiGradientsParams { grads });
         }
         Weights::of::<B, _>(&model)
     }
-}
 
-#[test]
-fn unarmed_steps_with_several_gradients_are_plain_burns() {
     let start = start::<Mlp>();
-    for several in [Several::Accumulated, Several::OfWorkers] {
-        let expected = several.train(start.model::<Mlp, P>(), &mut AdamConfig::new().init());
-        let mut optim = adam();
-        let given = several.train(start.model::<Mlp, R>(), &mut optim);
-        given.assert_same(&expected, format!("{several:?}"));
-        let report = optim.last_step().expect("a step was taken");
-        assert_eq!(outcomes(&report), [0, 0, PARAMETERS, 0], "{several:?}");
-    }
-}
-
-#[test]
-fn a_step_without_backward_moves_nothing() {
-    let (model, mut optim, expected) = bench(1);
-    let model = optim.arm(RATE, model);
-    let model = optim
-        .try_step(RATE, model, GradientsParams::new())
-        .expect("nothing happened");
-    weights(&model).assert_same(&expected.first, "no gradients");
-    let report = optim.last_step().expect("a step");
-    assert_eq!(outcomes(&report), [0, 0, 0, PARAMETERS]);
-    assert!(!optim.is_armed());
-    let model = armed_step(&mut optim, model, 0);
-    weights(&model).assert_same(&expected.steps[0], "and then the first real step");
+    let expected = train(start.model::<Mlp, P>(), &mut AdamConfig::new().init());
+    let mut optim = adam();
+    train(start.model::<Mlp, R>(), &mut optim).assert_same(&expected, "of two workers");
+    let report = optim.last_step().expect("a step was taken");
+    assert_eq!(outcomes(&report), [0, 0, PARAMETERS, 0]);
 }

@@ -1,6 +1,6 @@
 //! A model and an optimizer in the hands of an owner that keeps them private, as a `Learner` does.
 
-use super::{Model, Optim, PARAMETERS, R, adam, armed_step, bench, gradients, weights};
+use super::{Model, Optim, PARAMETERS, R, armed_step, bench, gradients, weights};
 use crate::harness::prelude::*;
 
 type Device = <R as BackendTypes>::Device;
@@ -137,22 +137,6 @@ fn handles_refuse_what_optimizers_refuse() {
     let (_, grads) = refused.into_given();
     owner.step(grads);
     weights(&owner.model).assert_same(&expected[0], "nothing is lost");
-}
-
-/// A rate of its own that the owner does not know of.
-#[test]
-fn an_owned_rate_that_differs_is_refused() {
-    let (owner, ..) = owner(1);
-    let optim = adam().with_learning_rate(2.0 * RATE);
-    let mut owner = Owner { optim, ..owner };
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    owner.arm(&mut handle).expect("the owner's step will tell");
-    let grads = gradients(&owner.model, 0);
-    let refused = owner
-        .optim
-        .try_step(RATE, owner.model.clone(), grads)
-        .expect_err("stepped with another rate than the optimizer's own");
-    assert!(matches!(refused.error(), ReleaseError::LearningRate { .. }));
 }
 
 /// An owner may clone itself, its optimizer included, while it forks.

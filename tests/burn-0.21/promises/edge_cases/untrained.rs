@@ -4,91 +4,53 @@ use super::{P, R, RATE, adam, start};
 use crate::harness::models::CnnModel;
 use crate::harness::prelude::*;
 
-/// The student and its teacher, in either order.
-#[derive(Module, Debug)]
-struct Pair<B: Backend> {
-    first: MlpModel<B>,
-    second: MlpModel<B>,
+type Pair<B> = [MlpModel<B>; 2];
+
+/// The student at this place, and its teacher at the other.
+fn pair<B: AutodiffBackend>(model: MlpModel<B>, student: usize) -> Pair<B> {
+    let teacher = model.clone().no_grad();
+    match student {
+        0 => [model, teacher],
+        _ => [teacher, model],
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Student {
-    First,
-    Second,
-}
-
-impl Student {
-    fn pair<B: AutodiffBackend>(self, student: MlpModel<B>) -> Pair<B> {
-        let teacher = student.clone().no_grad();
-        let (first, second) = match self {
-            Self::First => (student, teacher),
-            Self::Second => (teacher, student),
-        };
-        Pair { first, second }
-    }
-
-    /// The student, and the teacher.
-    fn split<B: Backend>(self, pair: &Pair<B>) -> [&MlpModel<B>; 2] {
-        match self {
-            Self::First => [&pair.first, &pair.second],
-            Self::Second => [&pair.second, &pair.first],
-        }
-    }
-
-    fn path_of_teacher(self) -> &'static str {
-        match self {
-            Self::First => "second.",
-            Self::Second => "first.",
-        }
-    }
-
-    fn loss<B: AutodiffBackend>(self, pair: &Pair<B>, step: u64) -> Tensor<B, 1> {
-        let [student, teacher] = self.split(pair);
-        let of = |model, step| super::loss::<B>(model, step);
-        of(student, step) * of(teacher, step + 1)
-    }
+fn loss<B: AutodiffBackend>(pair: &Pair<B>, student: usize, step: u64) -> Tensor<B, 1> {
+    super::loss(&pair[student], step) * super::loss(&pair[1 - student], step + 1)
 }
 
 const STEPS: u64 = 3;
-
-/// Plain Burn's student. Of two parameters with one id, Burn steps the first.
-fn expected(start: &Start) -> Weights {
-    let order = Student::First;
-    let mut pair = order.pair(start.model::<Mlp, P>());
-    let mut optim = AdamConfig::new().init();
-    for step in 0..STEPS {
-        let loss = order.loss(&pair, step);
-        pair = ordinary_step(RATE, pair, &mut optim, loss);
-    }
-    Weights::of::<P, _>(&pair.first)
-}
 
 /// The settings of a group are not those of another parameter with the same id, and neither is its
 /// step.
 #[test]
 fn the_student_alone_is_stepped() {
     let start = start::<Mlp>();
-    let expected = expected(&start);
-    for order in [Student::First, Student::Second] {
-        for is_grouped in [false, true] {
-            let context = format!("student {order:?}, grouped {is_grouped}");
-            let mut pair = order.pair(start.model::<Mlp, R>());
-            let before = Weights::of::<R, _>(order.split(&pair)[1]);
-            let mut optim = adam::<Pair<R>>();
-            if is_grouped {
-                let teacher = ParamGroup::from_predicate(order.path_of_teacher());
-                optim = optim.with_group(teacher, GroupOptions::new().frozen());
-            }
-            for step in 0..STEPS {
-                let loss = |pair: &_| order.loss(pair, step);
-                pair = armed_step(RATE, pair, &mut optim, loss);
-                let report = optim.last_step().expect("a step");
-                assert_all_released(&report, super::PARAMETERS);
-            }
-            let [student, teacher] = order.split(&pair);
-            Weights::of::<R, _>(student).assert_same(&expected, &context);
-            Weights::of::<R, _>(teacher).assert_same(&before, &context);
+    // Of two parameters with one id, Burn steps the first.
+    let mut plain = pair(start.model::<Mlp, P>(), 0);
+    let mut optim = AdamConfig::new().init();
+    for step in 0..STEPS {
+        let loss = loss(&plain, 0, step);
+        plain = ordinary_step(RATE, plain, &mut optim, loss);
+    }
+    let expected = Weights::of::<P, _>(&plain[0]);
+    for (student, is_grouped) in [(0, false), (0, true), (1, false), (1, true)] {
+        let teacher = 1 - student;
+        let context = format!("student {student}, grouped {is_grouped}");
+        let mut pair = pair(start.model::<Mlp, R>(), student);
+        let before = Weights::of::<R, _>(&pair[teacher]);
+        let mut optim = adam::<Pair<R>>();
+        if is_grouped {
+            let of_teacher = ParamGroup::from_predicate(format!("{teacher}.layers"));
+            optim = optim.with_group(of_teacher, GroupOptions::new().frozen());
         }
+        for step in 0..STEPS {
+            pair = armed_step(RATE, pair, &mut optim, |pair| loss(pair, student, step));
+            let report = optim.last_step().expect("a step");
+            assert_all_released(&report, super::PARAMETERS);
+        }
+        Weights::of::<R, _>(&pair[student]).assert_same(&expected, &context);
+        Weights::of::<R, _>(&pair[teacher]).assert_same(&before, &context);
     }
 }
 
@@ -96,17 +58,14 @@ fn the_student_alone_is_stepped() {
 #[test]
 fn a_gradient_is_in_the_norm_once() {
     let start = start::<Mlp>();
-    let norms = [Student::First, Student::Second].map(|order| {
+    let norms = [0, 1].map(|student| {
         let optim = adam::<Pair<R>>();
         let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-        let pair = order.pair(start.model::<Mlp, R>());
-        optim.two_passes(RATE, pair, |pair| order.loss(pair, 0));
+        let pair = pair(start.model::<Mlp, R>(), student);
+        optim.two_passes(RATE, pair, |pair| loss(pair, student, 0));
         optim.last_step().expect("a step").grad_norm()
     });
-    let mut alone = AdamConfig::new()
-        .init()
-        .with_gradient_release()
-        .with_grad_norm();
+    let mut alone = adam::<MlpModel<R>>().with_grad_norm();
     let teacher = start.model::<Mlp, R>().no_grad();
     let loss = |student: &_| super::loss(student, 0) * super::loss(&teacher, 1);
     armed_step(RATE, start.model::<Mlp, R>(), &mut alone, loss);

@@ -4,13 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::grad_clipping::GradientClipping;
-use burn::module::AutodiffModule;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, AdamState, LearningRate, SimpleOptimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, ops::Device};
+use burn::optim::{AdamState, LearningRate};
+use burn::tensor::ops::Device;
 
-use super::Recipe;
+use crate::harness::prelude::*;
 
 /// Makes the rate to step with of the number of the call, counted from one, and the rate given.
 type Hook = Arc<dyn Fn(usize, LearningRate) -> LearningRate + Send + Sync>;

@@ -1,19 +1,11 @@
 //! Peak memory of one training step, measured where nothing else allocates.
 
-use burn::backend::{Flex, autodiff::checkpoint::strategy::NoCheckpointing};
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamConfig, GradientsParams, LearningRate, Optimizer, SimpleOptimizer};
+use burn::optim::LearningRate;
 use burn::record::Record;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, ops::Device};
-use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
+use burn::tensor::ops::Device;
 
-use super::models::{Scenario, Size};
-use super::process::only;
-use super::run::{RATE, Start, outcomes, trainable};
-use super::{Plain, Release, Weights};
-use crate::ALLOCATIONS;
+use super::process::{name_of, only};
+use crate::harness::prelude::*;
 
 /// Set in the process that measures.
 const ALONE: &str = "PROMISES_MEASURE_ALONE";
@@ -25,18 +17,19 @@ const TEMPORARIES: usize = 1;
 /// Nodes of the tape, names, thread pools: everything that is no tensor of weight size.
 const SLACK: usize = 192 * 1024;
 
-/// Runs `body` in a process of its own, in which `test` is the only test. Other tests run on
-/// other threads of this process, and their allocations would be counted as ours.
-pub(crate) fn alone(test: &str, body: fn()) {
+/// Runs `body`, a closure of the test itself, in a process that runs this test alone. Other tests
+/// run on other threads of this process, and their allocations would be counted as ours.
+pub(crate) fn alone(body: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         return body();
     }
+    let test = name_of(&body);
     let output = only(test).env(ALONE, "1").output();
     let output = output.expect("a test can be run again");
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "the measuring process failed");
-    // A misspelt name runs no test and succeeds.
+    // A name that is not a test's runs no test and succeeds.
     assert!(text.contains("1 passed"), "{test} did not run");
 }
 
@@ -148,9 +141,6 @@ pub(crate) enum Bound {
     /// some MiB, which `Discard` has as well.
     Formula,
 }
-
-type P = Plain<Flex, NoCheckpointing>;
-type R = Release<Flex, NoCheckpointing>;
 
 /// A training with release, each step armed.
 fn released<S: Scenario, O: SimpleOptimizer<Flex> + 'static>(

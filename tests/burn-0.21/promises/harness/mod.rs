@@ -14,6 +14,8 @@ pub(crate) mod scopes;
 pub(crate) mod turn;
 pub(crate) mod weights;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::backend::{Autodiff, Flex, autodiff::checkpoint::strategy::NoCheckpointing};
 use burn_gradient_release::GradientRelease;
 #[cfg(has_mpi)]
@@ -28,6 +30,16 @@ pub(crate) use hooked::Hooked;
 pub(crate) use noise::noise;
 pub(crate) use recipes::Recipe;
 pub(crate) use weights::Weights;
+
+/// The text of the panic that `run` ends with.
+#[track_caller]
+pub(crate) fn panic_of<T>(run: impl FnOnce() -> T) -> String {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(run)) else {
+        panic!("it does not panic");
+    };
+    let text = payload.downcast_ref::<String>().cloned();
+    text.unwrap_or_else(|| payload.downcast_ref::<&str>().expect("a text").to_string())
+}
 
 /// What most tests need.
 pub(crate) mod prelude {
@@ -64,7 +76,9 @@ pub(crate) mod prelude {
         assert_same_steps, ordinary_step, outcomes, trainable,
     };
     pub(crate) use super::weights::{load, readable, save};
-    pub(crate) use super::{Hooked, Plain, Recipe, Release, Weights, noise, run, scopes, turn};
+    pub(crate) use super::{
+        Hooked, Plain, Recipe, Release, Weights, noise, panic_of, run, scopes, turn,
+    };
     pub(crate) use crate::ALLOCATIONS;
 
     pub(crate) type P = Plain;

@@ -2,19 +2,10 @@
 
 use core::fmt::Display;
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, Optimizer, SimpleOptimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{
-    Outcome, ReleaseBackend, ReleaseOptimizer, StepReport, WithGradientRelease,
-};
+use burn_gradient_release::ReleaseBackend;
 
-use super::models::{Scenario, Size};
 use super::noise::reseed;
-use super::weights::{load, save};
-use super::{Plain, Recipe, Release, Weights};
+use crate::harness::prelude::*;
 
 /// The rate of every run that does not say otherwise.
 pub(crate) const RATE: f64 = 0.01;
@@ -44,7 +35,7 @@ impl Start {
 
     /// The model with these weights.
     pub(crate) fn model<S: Scenario, B: AutodiffBackend>(&self) -> S::Model<B> {
-        let device = <B as burn::tensor::backend::BackendTypes>::Device::default();
+        let device = <B as BackendTypes>::Device::default();
         load::<B, _>(S::init::<B>(self.size, &device), &self.bytes, &device)
     }
 }
@@ -207,11 +198,11 @@ pub(crate) fn assert_near_steps(
 }
 
 /// Number of trained parameters of a model.
-pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> usize {
+pub(crate) fn trainable<B: Backend, M: Module<B>>(model: &M) -> usize {
     struct Count(usize);
 
-    impl<B: Backend> burn::module::ModuleVisitor<B> for Count {
-        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<B, D>>) {
+    impl<B: Backend> ModuleVisitor<B> for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             self.0 += usize::from(param.is_require_grad());
         }
     }

@@ -6,37 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use burn::record::{FullPrecisionSettings, HalfPrecisionSettings, NamedMpkFileRecorder};
+use burn::record::{HalfPrecisionSettings, NamedMpkFileRecorder};
 use burn::train::checkpoint::{CheckpointingStrategy, KeepLastNCheckpoints};
 use burn_gradient_release_train::BlockingCheckpointingStrategy;
-use burn_gradient_release_train::resume::AtomicFileRecorder;
 
 use crate::harness::learner::*;
-
-/// In three parts, of which the middle one is saved otherwise: every weight as in one go.
-#[test]
-fn handed_over_twice() {
-    type Mpk = NamedMpkFileRecorder<FullPrecisionSettings>;
-    let task = Task::new(Net::Chain);
-    let whole = train::<Stock>(&task, &Training::new());
-    let stock =
-        |task: &Task, training: &Training| train_saving::<Stock, _>(task, training, Mpk::default());
-    let released = |task: &Task, training: &Training| {
-        train_saving::<Released, _>(task, training, AtomicFileRecorder::new(Mpk::default()))
-    };
-    resumed(
-        &task,
-        &Training::new(),
-        &[&stock, &released, &stock],
-        &whole,
-    );
-    resumed(
-        &task,
-        &Training::new(),
-        &[&released, &stock, &released],
-        &whole,
-    );
-}
 
 /// Burn's event store files the first epoch of a resumed run under 1, over what was there.
 #[test]

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use burn_gradient_release_train::resume::{AtomicFileRecorder, resume_point};
 
-use super::full_name;
 use crate::harness::learner::*;
-use crate::harness::process::only;
+use crate::harness::process::{name_of, only};
 
 /// Set in the process that is killed: the directory it works in.
 const VICTIM: &str = "PROMISES_VICTIM";
@@ -139,11 +138,8 @@ fn killed(task: &Task, row: usize) -> Directory {
     for (file, bytes) in [("start", task.weights()), ("row", &[row as u8])] {
         fs::write(directory.path().join(file), bytes).expect("writable");
     }
-    let test = full_name(
-        module_path!(),
-        "the_run_that_resumes_ends_with_the_same_weights",
-    );
-    let output = only(&test).env(VICTIM, directory.path()).output();
+    let test = name_of(&the_run_that_resumes_ends_with_the_same_weights);
+    let output = only(test).env(VICTIM, directory.path()).output();
     let output = output.expect("a test can be run again");
     let said = String::from_utf8_lossy(&output.stdout);
     // Neither passed nor failed.

@@ -3,7 +3,6 @@
 
 use burn::train::Learner;
 
-use super::full_name;
 use crate::harness::learner::*;
 use crate::harness::prelude::*;
 
@@ -61,10 +60,8 @@ fn by_hand(task: &Task) -> (usize, Weights) {
         let mut optim = Released::optim(&training);
         for _ in 0..training.epochs {
             for batch in train.iter() {
-                model = optim.arm(RATE, model);
-                let loss = model.loss(batch.size, batch.seed);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
+                let loss = |model: &RegressionModel<_>| model.loss(batch.size, batch.seed);
+                model = armed_step(RATE, model, &mut optim, loss);
             }
             let model = model.valid();
             for batch in valid.iter() {
@@ -80,8 +77,7 @@ fn by_hand(task: &Task) -> (usize, Weights) {
 
 #[test]
 fn a_whole_run_peaks_where_the_loop_does() {
-    let name = full_name(module_path!(), "a_whole_run_peaks_where_the_loop_does");
-    alone(&name, || {
+    alone(|| {
         let task = Task::large();
         // Thread pools and caches come into being once, and belong to none of the runs.
         by_hand(&task);
@@ -117,8 +113,7 @@ fn a_whole_run_peaks_where_the_loop_does() {
 /// As the strategy says, or with windows the optimizer: stock Burn's weights at every step, at a lower peak.
 #[test]
 fn recomputing_in_the_learner() {
-    let name = full_name(module_path!(), "recomputing_in_the_learner");
-    alone(&name, || {
+    alone(|| {
         let task = Task::new(Net::Tall);
         // Both kinds of arming are in the run: that of the last micro-batch, and of those before.
         // The last window of an epoch is not filled by two micro-batches.

@@ -1,7 +1,7 @@
 //! What a user's model may be and do: its parameters, `TrainStep::step` and `TrainStep::optimize`.
 //! It works, or it is refused in one sentence.
 
-use super::{assert_refused, full_name};
+use super::assert_refused;
 use crate::harness::learner::*;
 use crate::harness::prelude::*;
 
@@ -42,22 +42,10 @@ fn any_parameters() {
     }
 }
 
-/// Two states would fight over one id.
-#[test]
-fn one_parameter_in_two_fields_is_refused() {
-    let said = [
-        "two parameters of the model share the id",
-        "keep one `Param` and use it in both places",
-    ];
-    let task = Task::new(Net::Twins);
-    assert_refused(&said, || train::<Released>(&task, &Training::unlogged()));
-}
-
 /// Alone, because the numbers are drawn from one source per process.
 #[test]
 fn the_same_random_numbers() {
-    let name = full_name(module_path!(), "the_same_random_numbers");
-    alone(&name, || {
+    alone(|| {
         for accumulation in [None, Some(3)] {
             let training = || Training::new().accumulating(accumulation);
             let stock = train::<Stock>(&Task::new(Net::Random), &training());

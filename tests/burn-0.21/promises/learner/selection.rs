@@ -23,7 +23,7 @@ fn settling() -> Training {
 }
 
 /// Stops when the validation loss has not improved for this many epochs.
-pub(super) fn early_stopping(n_epochs: usize) -> MetricEarlyStoppingStrategy {
+fn early_stopping(n_epochs: usize) -> MetricEarlyStoppingStrategy {
     MetricEarlyStoppingStrategy::new(
         &LossMetric::<Flex>::new(),
         Aggregate::Mean,

@@ -1,7 +1,6 @@
 //! A recurrent model whose hidden state is carried over from step to step.
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{recipe, recomputing};
 use crate::harness::prelude::*;
@@ -133,10 +132,6 @@ fn a_state_that_is_detached_inside_a_scope() {
 #[test]
 fn a_state_that_is_not_detached_is_refused_in_words_that_help() {
     let start = start();
-    let refused = catch_unwind(AssertUnwindSafe(|| {
-        release(&start, Recompute::Automatic, Detached::Never)
-    }));
-    let panic = refused.expect_err("it is refused");
-    let text = panic.downcast_ref::<&'static str>().expect("a text");
+    let text = panic_of(|| release(&start, Recompute::Automatic, Detached::Never));
     assert!(text.contains("`detach`"), "{text}");
 }

@@ -40,7 +40,7 @@ impl<B: AutodiffBackend> Dropping<B> {
 fn dropout_has_the_same_mask() {
     const STEPS: u64 = 4;
 
-    alone("recompute::dropout::dropout_has_the_same_mask", || {
+    alone(|| {
         let device = Default::default();
         let start = save::<P, _>(Dropping::<P>::new());
         let plain = load::<P, _>(Dropping::new(), &start, &device);

@@ -55,15 +55,6 @@ impl Way {
     }
 }
 
-fn same_numbers<S, B, C>()
-where
-    S: Scenario,
-    B: Backend,
-    C: CheckpointStrategy,
-{
-    near_numbers::<S, B, C>(0.0);
-}
-
 /// After every step no further apart than `tolerance`.
 pub(crate) fn near_numbers<S, B, C>(tolerance: f32)
 where
@@ -101,7 +92,7 @@ macro_rules! models {
         $(
             #[test]
             fn $name() {
-                same_numbers::<$scenario, $backend, $strategy>();
+                near_numbers::<$scenario, $backend, $strategy>(0.0);
             }
         )*
     };

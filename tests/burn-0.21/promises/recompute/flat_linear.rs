@@ -55,28 +55,25 @@ fn empty_dimensions() {
 
 #[test]
 fn no_gradient_for_each_element_of_the_batch() {
-    alone(
-        "recompute::flat_linear::no_gradient_for_each_element_of_the_batch",
-        || {
-            fn peak<I: Backend>(start: &Start) -> usize {
-                let model = start.model::<OneLinear, Plain<I>>();
-                // The lowest of some: a thread that first works in one of them gets its buffers
-                // there.
-                let peaks = (0..5).map(|step| {
-                    let before = ALLOCATIONS.current_usage();
-                    ALLOCATIONS.reset_peak_usage();
-                    drop(OneLinear::loss(&model, Size::Small, step).backward());
-                    ALLOCATIONS.peak_usage() - before
-                });
-                peaks.min().expect("there are steps")
-            }
-            let start = Start::new::<OneLinear>(Size::Small);
-            let weight = WIDTH * WIDTH * size_of::<f32>();
-            let (flat, burn) = (peak::<Flat>(&start), peak::<Flex>(&start));
-            println!("flat {flat}, Burn's own {burn} bytes; a weight takes {weight}");
-            // The gradient, and what the matrix product takes.
-            assert!(flat < 3 * weight);
-            assert!(burn > BATCH * weight, "there is nothing to save any more");
-        },
-    );
+    alone(|| {
+        fn peak<I: Backend>(start: &Start) -> usize {
+            let model = start.model::<OneLinear, Plain<I>>();
+            // The lowest of some: a thread that first works in one of them gets its buffers
+            // there.
+            let peaks = (0..5).map(|step| {
+                let before = ALLOCATIONS.current_usage();
+                ALLOCATIONS.reset_peak_usage();
+                drop(OneLinear::loss(&model, Size::Small, step).backward());
+                ALLOCATIONS.peak_usage() - before
+            });
+            peaks.min().expect("there are steps")
+        }
+        let start = Start::new::<OneLinear>(Size::Small);
+        let weight = WIDTH * WIDTH * size_of::<f32>();
+        let (flat, burn) = (peak::<Flat>(&start), peak::<Flex>(&start));
+        println!("flat {flat}, Burn's own {burn} bytes; a weight takes {weight}");
+        // The gradient, and what the matrix product takes.
+        assert!(flat < 3 * weight);
+        assert!(burn > BATCH * weight, "there is nothing to save any more");
+    });
 }

@@ -111,51 +111,48 @@ fn one_block() -> usize {
 /// Numbers and memory of the same steps.
 #[test]
 fn recomputing_leaves_the_inputs_of_the_blocks_and_one_block() {
-    alone(
-        "recompute::memory::recomputing_leaves_the_inputs_of_the_blocks_and_one_block",
-        || {
-            // Thread pools and caches come into being once.
-            plain_tower(1);
-            let block = one_block();
-            let plain = plain_tower(STEPS);
-            let released = release_tower(Recompute::None, true);
-            let recomputed = scopes::in_use(|| release_tower(Recompute::None, false));
-            let both = scopes::in_use(|| release_tower(Recompute::None, true));
-            let automatic = release_tower(Recompute::Automatic, true);
-            let runs = [&released, &recomputed, &both, &automatic];
-            for run in runs {
-                assert_eq!(run.weights, plain.weights);
-            }
+    alone(|| {
+        // Thread pools and caches come into being once.
+        plain_tower(1);
+        let block = one_block();
+        let plain = plain_tower(STEPS);
+        let released = release_tower(Recompute::None, true);
+        let recomputed = scopes::in_use(|| release_tower(Recompute::None, false));
+        let both = scopes::in_use(|| release_tower(Recompute::None, true));
+        let automatic = release_tower(Recompute::Automatic, true);
+        let runs = [&released, &recomputed, &both, &automatic];
+        for run in runs {
+            assert_eq!(run.weights, plain.weights);
+        }
 
-            let (parameters, largest) = parameter_bytes::<P, _>(&start::<P>());
-            let states = 3 * parameters;
-            let floor = states + BLOCKS * UNIT + block + largest;
-            println!(
-                "plain {:.2}, release {:.2}, recomputing {:.2}, both {:.2}, automatic {:.2}; floor \
+        let (parameters, largest) = parameter_bytes::<P, _>(&start::<P>());
+        let states = 3 * parameters;
+        let floor = states + BLOCKS * UNIT + block + largest;
+        println!(
+            "plain {:.2}, release {:.2}, recomputing {:.2}, both {:.2}, automatic {:.2}; floor \
                  {:.2} MiB: parameters and states {:.2}, {BLOCKS} inputs of {:.2}, a block {:.2}, a \
                  gradient {:.2}",
-                mib(plain.peak),
-                mib(released.peak),
-                mib(recomputed.peak),
-                mib(both.peak),
-                mib(automatic.peak),
-                mib(floor),
-                mib(states),
-                mib(UNIT),
-                mib(block),
-                mib(largest),
-            );
-            let bound = floor * 103 / 100 + SLACK;
-            assert!(both.peak <= bound, "over {:.2} MiB", mib(bound));
-            assert!(automatic.peak <= bound, "automatic: over {:.2}", mib(bound));
-            // Together they save what each saves alone.
-            assert!(both.peak <= recomputed.peak.min(released.peak) + SLACK);
-            assert!(
-                plain.peak > 2 * bound,
-                "the bound would not notice activations that are kept"
-            );
-        },
-    );
+            mib(plain.peak),
+            mib(released.peak),
+            mib(recomputed.peak),
+            mib(both.peak),
+            mib(automatic.peak),
+            mib(floor),
+            mib(states),
+            mib(UNIT),
+            mib(block),
+            mib(largest),
+        );
+        let bound = floor * 103 / 100 + SLACK;
+        assert!(both.peak <= bound, "over {:.2} MiB", mib(bound));
+        assert!(automatic.peak <= bound, "automatic: over {:.2}", mib(bound));
+        // Together they save what each saves alone.
+        assert!(both.peak <= recomputed.peak.min(released.peak) + SLACK);
+        assert!(
+            plain.peak > 2 * bound,
+            "the bound would not notice activations that are kept"
+        );
+    });
 }
 
 /// Trains in plain Burn, with `Automatic`, and within parts of what all activations take: the
@@ -212,14 +209,11 @@ fn saves<S: Scenario>(part: u64) {
 /// Where several tensors cross a cut.
 #[test]
 fn a_u_net_keeps_its_skip_connections_and_one_segment() {
-    alone(
-        "recompute::memory::a_u_net_keeps_its_skip_connections_and_one_segment",
-        || saves::<UNet>(4),
-    );
+    alone(|| saves::<UNet>(4));
 }
 
 /// Where there are many cuts.
 #[test]
 fn many_blocks() {
-    alone("recompute::memory::many_blocks", || saves::<Deep>(8));
+    alone(|| saves::<Deep>(8));
 }

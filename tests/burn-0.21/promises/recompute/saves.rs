@@ -322,7 +322,7 @@ fn measure(case: &Case) -> (Measured, Measured) {
 
 #[test]
 fn the_table_says_what_is_kept() {
-    alone("recompute::saves::the_table_says_what_is_kept", || {
+    alone(|| {
         let mut wrong = Vec::new();
         for case in cases() {
             // Thread pools and caches come into being at some time; what is kept is kept every

@@ -45,14 +45,6 @@ enum Program {
     Alternating,
 }
 
-const PROGRAMS: [Program; 5] = [
-    Program::TwoForwards,
-    Program::OneForward,
-    Program::ArmedBetween,
-    Program::OneLoss,
-    Program::Alternating,
-];
-
 fn alternating<B: Backend>(one: &Network<B>, other: &Network<B>, z: Tensor<B, 2>) -> Tensor<B, 1> {
     let layers = one.layers.iter().zip(&other.layers);
     let x = layers.fold(z, |x, (one, other)| {
@@ -137,7 +129,13 @@ fn two_optimizers_that_recompute_are_exact() {
 
     let start = [5, 4].map(|depth| save(Network::<P>::new(depth)));
     let unit = (ROWS * WIDTH * size_of::<f32>()) as u64;
-    for program in PROGRAMS {
+    for program in [
+        Program::TwoForwards,
+        Program::OneForward,
+        Program::ArmedBetween,
+        Program::OneLoss,
+        Program::Alternating,
+    ] {
         let plain = || AdamConfig::new().init::<P, Network<P>>();
         let expected = train(program, &start, plain, |_, model| model, |_| ());
         expected[0][0].assert_moved(&expected[STEPS as usize - 1][0], "the generator");

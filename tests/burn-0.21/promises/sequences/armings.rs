@@ -34,26 +34,6 @@ fn one_backward_over_two_armings() {
     }
 }
 
-/// The two run backward one after the other: the second gradient is refused, not lost.
-#[test]
-fn two_backwards_over_two_armings() {
-    let start = Start::new::<Recurrent>(Size::Small);
-    let mut run = Run::<Recurrent>::new(&start);
-    run.model = run.optim.arm(RATE, run.model);
-    let first = run.loss(0);
-    run.model = run.optim.arm(OTHER, run.model);
-    let second = run.loss(1);
-    drop(GradientsParams::from_grads(first.backward(), &run.model));
-    let grads = GradientsParams::from_grads(second.backward(), &run.model);
-    assert!(!grads.is_empty());
-    let refused = run.optim.try_step(OTHER, run.model, grads);
-    let refused = refused.expect_err("a second gradient");
-    let is_told = matches!(refused.error(), ReleaseError::AlreadyStepped { .. });
-    assert!(is_told, "{refused:?}");
-    let (_, grads) = refused.into_given();
-    assert!(!grads.is_empty(), "handed back");
-}
-
 /// An armed forward pass that is disarmed, armed again by another optimizer, and run backward.
 #[test]
 fn another_optimizer_takes_over_between_forward_and_backward() {
@@ -79,50 +59,44 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
 /// between.
 #[test]
 fn forward_passes_thrown_away_do_not_pile_up() {
-    alone(
-        "sequences::armings::forward_passes_thrown_away_do_not_pile_up",
-        || {
-            /// Burn's hash tables grow; 180 forward passes are some hundred times that.
-            const TABLES: usize = 16 * 1024;
+    alone(|| {
+        /// Burn's hash tables grow; 180 forward passes are some hundred times that.
+        const TABLES: usize = 16 * 1024;
 
-            for call in [Call::Arm, Call::Disarm] {
-                let mut run = Run::<Mlp>::new(&Start::new::<Mlp>(Size::Small));
-                let mut before = 0;
-                for step in 0..200 {
-                    run.model = run.optim.arm(RATE, run.model);
-                    drop(run.loss(step));
-                    run = run.call(call).0;
-                    let loss = run.loss(step);
-                    let grads = GradientsParams::from_grads(loss.backward(), &run.model);
-                    run.model = run.optim.step(OTHER, run.model, grads);
-                    if step == 20 {
-                        before = ALLOCATIONS.current_usage();
-                    }
+        for call in [Call::Arm, Call::Disarm] {
+            let mut run = Run::<Mlp>::new(&Start::new::<Mlp>(Size::Small));
+            let mut before = 0;
+            for step in 0..200 {
+                run.model = run.optim.arm(RATE, run.model);
+                drop(run.loss(step));
+                run = run.call(call).0;
+                let loss = run.loss(step);
+                let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+                run.model = run.optim.step(OTHER, run.model, grads);
+                if step == 20 {
+                    before = ALLOCATIONS.current_usage();
                 }
-                let growth = ALLOCATIONS.current_usage().saturating_sub(before);
-                assert!(growth < TABLES, "{call:?}: {growth} bytes");
             }
-        },
-    );
+            let growth = ALLOCATIONS.current_usage().saturating_sub(before);
+            assert!(growth < TABLES, "{call:?}: {growth} bytes");
+        }
+    });
 }
 
 /// Dropping an optimizer asks nothing of the device, which may have failed, and frees no graph that
 /// somebody may still run backward.
 #[test]
 fn dropping_an_armed_optimizer_only_marks() {
-    alone(
-        "sequences::armings::dropping_an_armed_optimizer_only_marks",
-        || {
-            let start = Start::new::<Mlp>(Size::Small);
-            let mut run = Run::<Mlp>::new(&start);
-            run.model = run.optim.arm(RATE, run.model);
-            let loss = run.loss(0);
-            ALLOCATIONS.reset_peak_usage();
-            let before = ALLOCATIONS.current_usage();
-            drop(run.optim);
-            assert_eq!(ALLOCATIONS.peak_usage(), before, "something was allocated");
-            let grads = GradientsParams::from_grads(loss.backward(), &run.model);
-            assert_eq!(grads.len(), trainable::<R, _>(&run.model));
-        },
-    );
+    alone(|| {
+        let start = Start::new::<Mlp>(Size::Small);
+        let mut run = Run::<Mlp>::new(&start);
+        run.model = run.optim.arm(RATE, run.model);
+        let loss = run.loss(0);
+        ALLOCATIONS.reset_peak_usage();
+        let before = ALLOCATIONS.current_usage();
+        drop(run.optim);
+        assert_eq!(ALLOCATIONS.peak_usage(), before, "something was allocated");
+        let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+        assert_eq!(grads.len(), trainable::<R, _>(&run.model));
+    });
 }

@@ -111,39 +111,29 @@ fn a_recorded_optimizer_is_clipped_as_its_group_is() {
     fn weights<O: SimpleOptimizer<Recorded<Flex>> + 'static>(
         start: &Start,
         optim: OptimizerAdaptor<O, Model<R>, R>,
-        options: GroupOptions<O>,
-    ) -> Vec<u64> {
-        let optim = optim.with_gradient_release();
-        let mut optim = optim.with_group(ParamGroup::all(), options);
-        let arm = |optim: &mut ReleaseOptimizer<O, _, _>, model| optim.arm(RATE, model);
-        train::<Mlp, R, _>(Size::Small, start, &mut optim, arm, 3)
+    ) -> [Vec<u64>; 3] {
+        let wider = GradientClippingConfig::Norm(1e-2).init();
+        let options = [
+            GroupOptions::new(),
+            GroupOptions::new().without_grad_clipping(),
+            GroupOptions::new().with_grad_clipping(wider),
+        ];
+        options.map(|options| {
+            let optim = optim.clone().with_gradient_release();
+            let mut optim = optim.with_group(ParamGroup::all(), options);
+            let arm = |optim: &mut ReleaseOptimizer<O, _, _>, model| optim.arm(RATE, model);
+            train::<Mlp, R, _>(Size::Small, start, &mut optim, arm, 3)
+        })
     }
 
     let _turn = turn();
     let start = Start::new::<Mlp>(Size::Small);
     let clipping = GradientClippingConfig::Norm(1e-3);
     let config = SgdConfig::new().with_gradient_clipping(Some(clipping));
-    let (plain, recorded) = (config.init(), config.init().recorded());
-    let wider = || GradientClippingConfig::Norm(1e-2).init();
-
-    let without = weights(
-        &start,
-        plain.clone(),
-        GroupOptions::new().without_grad_clipping(),
-    );
-    let otherwise = weights(
-        &start,
-        plain.clone(),
-        GroupOptions::new().with_grad_clipping(wider()),
-    );
-    let unchanged = weights(&start, plain, GroupOptions::new());
+    let plain = weights(&start, config.init());
+    let [unchanged, without, otherwise] = &plain;
     assert!(without != otherwise && otherwise != unchanged);
-
-    let options = GroupOptions::new().without_grad_clipping();
-    assert_eq!(weights(&start, recorded.clone(), options), without);
-    let options = GroupOptions::new().with_grad_clipping(wider());
-    assert_eq!(weights(&start, recorded.clone(), options), otherwise);
-    assert_eq!(weights(&start, recorded, GroupOptions::new()), unchanged);
+    assert_eq!(weights(&start, config.init().recorded()), plain);
 }
 
 /// As Burn's adaptor does, with and without a recording.

@@ -43,7 +43,7 @@ impl Place for OnTheHeap {
 /// `Tied` has one table for the embedding and for the scores.
 #[test]
 fn every_model_adds_up() {
-    alone("timeline::heap::every_model_adds_up", || {
+    alone(|| {
         holds::<Mlp, OnTheHeap>();
         holds::<Tied, OnTheHeap>();
         holds::<Views, OnTheHeap>();
@@ -54,7 +54,7 @@ fn every_model_adds_up() {
 /// A long recording of a small model takes far more memory than the model.
 #[test]
 fn the_recorder_leaves_itself_out() {
-    alone("timeline::heap::the_recorder_leaves_itself_out", || {
+    alone(|| {
         const STEPS: u64 = 200;
         let start = Start::new::<Mlp>(Size::Small);
         let train = |steps| {

@@ -269,18 +269,6 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_order_runs_first() {
-        let mut graph = TapeGraph::default();
-        let weight = leaf();
-        let low = add(&mut graph, TAPE, 1, &[weight]);
-        let high = add(&mut graph, TAPE, 2, &[low, weight]);
-        let root = add(&mut graph, TAPE, 3, &[low, high]);
-        let played = graph.play(root);
-        let expected = [high.made_by(), low.made_by()];
-        assert_eq!(contributors(&played, weight), expected);
-    }
-
-    #[test]
     fn within_one_order_the_last_operand_is_reached_first() {
         let mut graph = TapeGraph::default();
         let weight = leaf();

@@ -5,11 +5,8 @@ use std::sync::{Arc, Mutex};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::module::Module;
-use burn::tensor::backend::Backend;
 
-use crate::harness::Weights;
-use crate::harness::models::Size;
+use crate::harness::prelude::*;
 
 /// Called at each step with the number of steps before it; always with 0 where no weights are kept.
 pub(crate) type OnStep = Arc<dyn Fn(usize) + Send + Sync>;

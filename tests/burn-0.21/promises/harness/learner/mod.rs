@@ -11,11 +11,8 @@ mod renderer;
 mod run;
 mod training;
 
-use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
-use burn::optim::Optimizer;
 use burn::record::FileRecorder;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Learner, LearningComponentsMarker, SupervisedTraining};
@@ -24,7 +21,7 @@ use burn_gradient_release_train::metric::{
 };
 use burn_gradient_release_train::resume::ResumedDataLoader;
 
-use super::Weights;
+use crate::harness::prelude::*;
 
 pub(crate) use self::data::{Batch, OnStep, WeightLog};
 pub(crate) use self::mode::{
@@ -40,14 +37,7 @@ pub(crate) use self::training::{Bin, Directory, Rates, Training, constant, rates
 
 /// Trains in this mode.
 pub(crate) fn train<D: Mode>(task: &Task, training: &Training) -> Run {
-    train_with_rates::<D, _>(task, training, training.rates.clone())
-}
-
-/// The same with a scheduler of any type.
-pub(crate) fn train_with_rates<D: Mode, LR>(task: &Task, training: &Training, rates: LR) -> Run
-where
-    LR: LrScheduler + 'static,
-{
+    let rates = training.rates.clone();
     let learner = Learner::new(task.model::<D::B>(), D::optim(training), rates);
     launch(learner, D::strategy(training), training)
 }

@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
+use burn::optim::{LearningRate, MultiGradientsParams};
 use burn::train::{LearningComponentsMarker, TrainingStrategy};
-use burn_gradient_release::{NormClipping, ReleaseOptimizer, WithGradientRelease};
 use burn_gradient_release_train::GradientReleaseStrategy;
 
 use super::{RegressionModel, Training};
 use crate::clipping::by_hand::clip_global;
-use crate::harness::{Hooked, Plain, Recipe, Release};
+use crate::harness::prelude::*;
 
 /// The strategy of a learner with these components.
 pub(crate) type Strategy<B, LR, M, O> = TrainingStrategy<LearningComponentsMarker<B, LR, M, O>>;

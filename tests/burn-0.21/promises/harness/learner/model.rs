@@ -5,21 +5,15 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use burn::backend::Flex;
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param, ParamId, list_param_ids};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::module::list_param_ids;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::train::metric::{Adaptor, ItemLazy, LossInput};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
 use super::data::Batch;
-use crate::harness::models::Size;
-use crate::harness::noise::{noise, reseed};
+use crate::harness::noise::reseed;
+use crate::harness::prelude::*;
 use crate::harness::scopes::block;
-use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Weights};
 
 /// The layers, and how the loss is computed with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,8 +32,6 @@ pub(crate) enum Net {
     DeadEnd,
     /// The layer in the middle is not trained.
     Frozen,
-    /// One parameter in two fields, by cloning.
-    Twins,
     /// Parameters that come into being when they are first looked at, always the same.
     Lazy,
     /// Dropout, and weights that are drawn when they are first looked at.
@@ -280,10 +272,8 @@ impl Task {
             }
             _ => model = load::<B, _>(model, &self.weights, &device),
         }
-        match self.kind.net {
-            Net::Frozen => model.layers[1] = model.layers[1].clone().no_grad(),
-            Net::Twins => model.layers[2] = model.layers[0].clone(),
-            _ => {}
+        if self.kind.net == Net::Frozen {
+            model.layers[1] = model.layers[1].clone().no_grad();
         }
         model
     }

@@ -8,18 +8,15 @@ use burn::data::dataloader::DataLoader;
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::record::{BinFileRecorder, FullPrecisionSettings};
-use burn::tensor::backend::Backend;
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLastNCheckpoints};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EarlyStoppingStrategy, Interrupter, MetricEarlyStoppingStrategy};
-use burn_gradient_release::Recompute;
 use burn_gradient_release_train::StepMonitor;
 use tempfile::TempDir;
 
 use super::data::loader;
 use super::{Batch, OnStep, Renderer, WeightLog};
-use crate::harness::Hooked;
-use crate::harness::models::Size;
+use crate::harness::prelude::*;
 
 /// The recorder of runs that do not say otherwise. Full precision: a resume is exact.
 pub(crate) type Bin = BinFileRecorder<FullPrecisionSettings>;

@@ -1,16 +1,11 @@
 //! Models that are many operations deep.
 
-use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn::nn::{
-    GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
-};
-use burn::tensor::Tensor;
+use burn::nn::{GroupNorm, GroupNormConfig, PaddingConfig2d};
 use burn::tensor::activation::{gelu, silu};
-use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use super::{Scenario, Size, device};
-use crate::harness::noise::noise;
+use super::device;
+use crate::harness::prelude::*;
 use crate::harness::scopes::block;
 
 const LEVELS: usize = 4;

@@ -1,22 +1,17 @@
 //! The models that runs train, each once, for any backend.
 
-use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, PaddingConfig2d,
-};
-use burn::tensor::activation::{gelu, relu};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, PaddingConfig2d};
+use burn::tensor::activation::{gelu, log_softmax, relu};
 use burn::tensor::module::embedding;
-use burn::tensor::{Tensor, activation::log_softmax};
 
 mod deep;
 mod recurrent;
 
-use super::noise::{ids, noise};
+use super::noise::ids;
 use super::scopes::block;
+use crate::harness::prelude::*;
 
 pub(crate) use deep::{Deep, UNet};
 pub(crate) use recurrent::{NormalisedRecurrent, Recurrent, RecurrentModel};

@@ -1,13 +1,10 @@
 //! Models whose weights are used again at every time step.
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
-use burn::tensor::Tensor;
+use burn::nn::{Lstm, LstmConfig};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use super::{Scenario, Size, device};
-use crate::harness::noise::noise;
+use super::device;
+use crate::harness::prelude::*;
 use crate::harness::scopes::block;
 
 /// Burn's own.
