@@ -275,15 +275,19 @@ fn misuse_is_refused_and_changes_nothing() {
     let caught = catch_unwind(AssertUnwindSafe(|| bench.accumulator.grads()));
     assert!(caught.is_err(), "the sums are with the model");
 
+    // Not held by the model, as a gradient of each parameter is: the call alone has them.
+    let second = bench.gradients(1);
+    assert!(grads.is_empty() && !second.is_empty());
     let other = Mlp::init::<R>(Size::Small, &Default::default());
-    let error = bench
+    let refused = bench
         .accumulator
-        .try_accumulate(&other, GradientsParams::new())
+        .try_accumulate(&other, second)
         .expect_err("another model");
-    assert!(matches!(error, ReleaseError::WrongModel { .. }));
+    let error = refused.error();
+    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
 
-    bench.accumulate(grads);
-    bench.finishes_as_burn(2);
+    bench.accumulate(refused.into_given().1);
+    bench.finishes_as_burn(3);
 }
 
 #[test]
@@ -291,12 +295,14 @@ fn gradients_thrown_away_are_refused() {
     let mut bench = bench();
     bench.arm();
     drop(bench.loss(0).backward());
-    let error = bench
+    let refused = bench
         .accumulator
         .try_accumulate(&bench.model, GradientsParams::new())
         .expect_err("plain Burn would accumulate nothing");
+    let error = refused.error();
     assert!(matches!(error, ReleaseError::Unclaimed { .. }));
     assert!(error.to_string().contains("from_grads"), "{error}");
+    assert!(error.to_string().contains("a new accumulator"), "{error}");
 }
 
 /// The sums of a backward that panicked have this micro-batch in part.
@@ -316,10 +322,11 @@ fn a_panic_half_way_makes_the_sums_useless() {
         Mlp::loss::<R>(&model, Size::Small, 0).backward()
     }));
     assert!(caught.is_err(), "the optimizer fails at the first layer");
-    let error = accumulator
+    let refused = accumulator
         .try_accumulate(&last, GradientsParams::new())
         .expect_err("half done");
-    assert_eq!(error, ReleaseError::HalfAccumulated { added: 2, armed: 2 });
+    let error = refused.error();
+    assert_eq!(*error, ReleaseError::HalfAccumulated { added: 2, armed: 2 });
     assert!(error.to_string().contains("begin the window anew"));
     assert!(accumulator.try_arm(last).is_err());
 }

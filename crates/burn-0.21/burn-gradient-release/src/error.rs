@@ -38,7 +38,9 @@ pub enum ReleaseError {
         "parameter {param} was stepped inside backward, but its gradient was never asked for: \
          without gradient release this step would leave the parameter as it is; collect the \
          gradients of the armed model with `GradientsParams::from_grads`, arm only what is to be \
-         stepped, and decide before backward whether to step"
+         stepped, and decide before backward whether to step (if the gradients of that backward are \
+         gone: load the last checkpoint into the model and the optimizer, or begin the window anew \
+         with a new accumulator)"
     )]
     Unclaimed {
         /// The parameter.
@@ -59,7 +61,8 @@ pub enum ReleaseError {
     /// A backward has stepped parameters and `step` has not finished that step yet.
     #[error(
         "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is \
-         not finished; call `step` with the model and the gradients first"
+         not finished; call `step` with the model and the gradients first (if `step` refuses, load \
+         the last checkpoint into the model and the optimizer)"
     )]
     Unfinished {
         /// Parameters stepped so far.
@@ -248,6 +251,13 @@ pub enum ReleaseError {
     )]
     NotMeasuring,
 
+    /// The pass that measures has found a gradient that has overflown.
+    #[error(
+        "a gradient has overflown in the pass that measures: `step` skips this step, and lets the \
+         scale of the loss fall"
+    )]
+    Overflown,
+
     /// A second gradient of a parameter arrived in the pass that measures.
     #[error(
         "parameter {param} got two gradients while its norm was measured; run one backward on the sum \
@@ -269,9 +279,10 @@ pub enum ReleaseError {
     /// A gradient has no finite norm (in 32 bits).
     #[error(
         "the gradient of {path} is not finite; {}",
-        match stepped {
-            0 => "no parameter was stepped: leave this batch out, and disarm the model".to_string(),
-            stepped => format!(
+        match (stepped, armed) {
+            (0, 0) => "no parameter was stepped: leave this batch out".into(),
+            (0, _) => "no parameter was stepped: leave this batch out, and disarm the model".into(),
+            _ => format!(
                 "{stepped} of {armed} armed parameters had been stepped before it came, and no other \
                  was: load the last checkpoint into the model and the optimizer (`load_record`), or \
                  measure first with `two_passes`"
@@ -325,7 +336,7 @@ pub enum ReleaseError {
     },
 
     /// The replicas of a model do not agree.
-    #[error("{reason}")]
+    #[error("{reason}; let the process end, which ends the others, and go on from a checkpoint")]
     Reduction {
         /// The error of the [`GradientReduction`](crate::GradientReduction).
         reason: String,
@@ -367,7 +378,8 @@ pub enum ReleaseError {
     },
 }
 
-/// A refused call, with its arguments: the model, and the gradients if it was given any.
+/// A refused call, with its arguments: the model, or an optimizer, and the gradients if it was given
+/// any.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<M, G = ()> {

@@ -149,11 +149,14 @@ fn a_refused_step_leaves_running_means() {
         model.loss(draws)
     };
     let model = Noisy::<R>::new();
-    let before = model.norm.running_mean.value().into_data();
-    let refused = optim.try_two_passes(RATE, model, GradientsParams::new(), differs);
+    let sums = GradientsParams::from_grads(model.loss(0).backward(), &model);
+    let (before, held) = (model.norm.running_mean.value_sync().into_data(), sums.len());
+    let refused = optim.try_two_passes(RATE, model, sums, differs);
     let refused = refused.unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotRepeatable);
-    let after = refused.into_model().norm.running_mean.value_sync();
+    let (model, sums) = refused.into_given();
+    assert_eq!(sums.len(), held, "handed back");
+    let after = model.norm.running_mean.value_sync();
     after.into_data().assert_eq(&before, true);
 }
 
@@ -336,6 +339,35 @@ fn passes_that_differ_are_refused() {
         Weights::of::<R, _>(&model).assert_same(&before, "refused");
         let (model, _) = optim.two_passes(RATE, model, |model| S::loss::<R>(model, Size::Small, 0));
         Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
+    }
+}
+
+/// Sums are handed back, and the forward pass does not run, where the rate alone refuses.
+#[test]
+fn a_wrong_rate_is_refused_before_the_first_pass() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let owned = ReleaseError::OwnedLearningRate {
+        owned: RATE,
+        given: 2.0 * RATE,
+    };
+    let out_of_range = ReleaseError::OutOfRange {
+        setting: "the learning rate".into(),
+        value: -RATE,
+    };
+    for (owns, given, expected) in [(true, 2.0 * RATE, owned), (false, -RATE, out_of_range)] {
+        let optim = SgdConfig::new().init().with_gradient_release();
+        let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+        if owns {
+            optim = optim.with_learning_rate(RATE);
+        }
+        let model = start.model::<Mlp, R>();
+        let sums = Mlp::loss::<R>(&model, Size::Small, 0).backward();
+        let sums = GradientsParams::from_grads(sums, &model);
+        let forward = |_: &_| unreachable!("refused before");
+        let refused = optim.try_two_passes(given, model, sums, forward);
+        let refused = refused.unwrap_err();
+        assert_eq!(*refused.error(), expected);
+        assert!(!refused.into_given().1.is_empty(), "handed back");
     }
 }
 

@@ -140,6 +140,7 @@ fn in_two_passes_and_ordinary_steps_nothing_is_stepped_at_all() {
             let text = refused.error().to_string();
             let expected = format!("the gradient of {} is not", path(layer));
             assert!(text.starts_with(&expected), "{text}");
+            assert!(!text.contains("disarm"), "nothing is armed: {text}");
             let (given, grads) = refused.into_given();
             assert!(!grads.is_empty());
             Weights::of::<R, _>(&given).assert_same(&before, "ordinary");

@@ -105,17 +105,21 @@ impl Bench {
             }
             "measured" => {
                 let result = self.optim.try_measured(&model, grads);
-                (model, result.map(|_| ()))
+                (model, result.map(|_| ()).map_err(ReleaseError::from))
             }
             "measured with gradients" => {
                 let sums = self.sums();
                 let result = self.optim.try_measured(&model, sums);
-                (model, result.map(|_| ()))
+                (model, result.map(|_| ()).map_err(ReleaseError::from))
             }
             "measured with another model" => {
                 let another = Mlp::init::<R>(Size::Small, &Default::default());
-                let result = self.optim.try_measured(&another, grads);
-                (model, result.map(|_| ()))
+                let given = self.sums();
+                let refused = self.optim.try_measured(&another, given).unwrap_err();
+                let error = refused.error().clone();
+                assert!(!refused.into_given().1.is_empty(), "handed back");
+                self.grads = grads;
+                (model, Err(error))
             }
             "step" => match self.optim.try_step(RATE, model, grads) {
                 Ok(model) => {
@@ -244,15 +248,19 @@ fn a_scaled_loss_is_measured_once() {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let first = optim.try_measured(&model, grads).unwrap();
         let second = optim.try_measured(&model, GradientsParams::new());
-        (model, first, second)
+        (model, first, second.unwrap())
     };
     let (model, first, second) = measured(model, 1.0);
     assert!(first.norm() > 0.0);
-    assert_eq!(second, Ok(first));
+    assert_eq!(second, first);
     let (model, first, second) = measured(model, f64::INFINITY);
-    assert!(!first.is_finite() && !second.unwrap().is_finite());
+    assert!(!first.is_finite() && !second.is_finite());
     let refused = optim.try_arm(RATE, model).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotMeasured);
+    assert_eq!(*refused.error(), ReleaseError::Overflown);
+    // The way out that it names.
+    let scale = scaler.current();
+    optim.step(RATE, refused.into_model(), GradientsParams::new());
+    assert!(scaler.current() < scale);
 }
 
 /// With a rate of its own, the optimizer arms the model anew after each step, but not without a

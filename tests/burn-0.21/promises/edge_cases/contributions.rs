@@ -201,6 +201,31 @@ impl Uses for EveryView {
     }
 }
 
+/// Iterated functions of a parameter: one that is used, also in a scope, and one that is dropped.
+struct Iterated;
+
+impl Uses for Iterated {
+    const MATRICES: &[[usize; 2]] = &[[4, 4]; 2];
+    const VECTORS: &[usize] = &[];
+
+    fn loss<B: AutodiffBackend>(of: &Parameters<B>, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        let iterated = |w: Tensor<B, 2>| (0..600).fold(w, |w, _| w * 0.9999);
+        drop(iterated(of.matrix(0)));
+        let x = x.matmul(iterated(of.matrix(0))).tanh();
+        let x = x.matmul(checkpoint(|| iterated(of.matrix(1))));
+        x.square().mean()
+    }
+}
+
+/// Plain Burn walks its tape without recursion: the stack is enough for any function.
+#[test]
+fn a_long_function_of_parameters_alone() {
+    for report in same::<Iterated>() {
+        let [released, late, ..] = outcomes(&report);
+        assert_eq!(released + late, 2);
+    }
+}
+
 /// Gradients that arrive transposed, or as one number expanded to a matrix.
 struct OddLayouts;
 

@@ -63,7 +63,8 @@ fn a_backward_whose_gradients_nobody_asks_for_is_refused() {
     let thrown_away = first.backward();
     let grads = GradientsParams::from_grads(second.backward(), &model);
     let (model, error) = refused(optim.try_step(RATE, model, grads));
-    assert_error!(error, ReleaseError::Unclaimed { param } if param == model.layers[0].weight.id);
+    assert_error!(&error, ReleaseError::Unclaimed { param } if *param == model.layers[0].weight.id);
+    assert!(error.to_string().contains("load the last checkpoint"));
 
     // Asking for them late will do.
     let grads = GradientsParams::from_grads(thrown_away, &model);
@@ -116,12 +117,30 @@ fn between_backward_and_step_all_but_that_step_is_refused() {
     let model = optim.arm(RATE, model);
     drop(gradients(&model, 1));
     weights(&model).assert_same(&expected.steps[1], "the step after");
+    let refused = optim.try_into_adaptor().err().expect("removal");
     assert_error!(
-        optim.try_into_adaptor().err().expect("removal"),
+        refused.error(),
         ReleaseError::Unfinished {
             stepped: PARAMETERS,
             armed: PARAMETERS
         }
+    );
+    // Handed back.
+    let mut optim = refused.into_model();
+    optim.step(RATE, model, GradientsParams::new());
+    assert!(optim.try_into_adaptor().is_ok());
+}
+
+/// The reason is of the replicas; the way out is the same for all.
+#[test]
+fn replicas_that_disagree_say_how_to_go_on() {
+    let (_, mut optim, _) = bench(1);
+    optim.complete_next_record(|_| Err("rank 1 is gone".into()));
+    let error = optim.try_to_record().err().expect("a state is missing");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("rank 1 is gone; let the process end"),
+        "{text}"
     );
 }
 

@@ -119,27 +119,53 @@ fn two_losses_and_a_shared_encoder() {
     }
 }
 
-/// Two backward passes inside one arming, over parameters that do not meet.
+/// Two backward passes inside one arming, over parameters that do not meet. Recomputed, the two
+/// forward passes share segments and subgraphs.
 #[test]
 fn two_losses_over_disjoint_parts_of_one_arming() {
-    fn loss_of<B: Backend>(part: &Linear<B>) -> Tensor<B, 1> {
-        let x = noise::<B, 2>(0, [3, 4], &Default::default());
-        part.forward(x).square().mean()
+    /// Uses its part several times.
+    fn tower<B: Backend>(part: &Linear<B>, depth: usize, step: u64) -> Tensor<B, 1> {
+        let x = noise::<B, 2>(step, [3, 4], &Default::default());
+        let x = (0..depth).fold(x, |x, _| part.forward(x).tanh());
+        x.square().mean()
     }
 
-    let start = start::<TwoHeads>();
-    let plain = start.model::<TwoHeads, P>();
-    let loss = loss_of(&plain.parts[1]) + loss_of(&plain.parts[2]);
-    let plain = ordinary_step(RATE, plain, &mut AdamConfig::new().init(), loss);
-
-    let mut optim = adam();
-    let model = optim.arm(RATE, start.model::<TwoHeads, R>());
-    for part in &model.parts[1..] {
-        let grads = GradientsParams::from_module(&mut loss_of(part).backward(), part);
-        assert!(grads.is_empty(), "released");
+    let budgets = [1, 2, 4].map(|kib| Recompute::Budget(kib << 10));
+    let policies = [
+        Recompute::None,
+        Recompute::Automatic,
+        Recompute::Budget(u64::MAX),
+    ];
+    for depths in [[1, 2], [12, 2], [7, 7]] {
+        let start = start::<TwoHeads>();
+        let loss = |model: &Branches<P>, step| {
+            tower(&model.parts[1], depths[0], step) + tower(&model.parts[2], depths[1], step)
+        };
+        let plain = start.model::<TwoHeads, P>();
+        let expected = run::ordinary(plain, &mut AdamConfig::new().init(), STEPS, &loss);
+        for recompute in policies.into_iter().chain(budgets) {
+            for both_forward_first in [false, true] {
+                let case = format!("{depths:?}, {recompute:?}, {both_forward_first}");
+                let mut optim = adam().with_recompute(recompute);
+                let mut model = start.model::<TwoHeads, R>();
+                for (step, expected) in (0..).zip(&expected.steps) {
+                    model = optim.arm(RATE, model);
+                    let loss = |head: usize| tower(&model.parts[head + 1], depths[head], step);
+                    let backward = |loss: Tensor<R, 1>| {
+                        let grads = GradientsParams::from_grads(loss.backward(), &model);
+                        assert!(grads.is_empty(), "released: {case}, step {step}");
+                    };
+                    let first = loss(0);
+                    let second = both_forward_first.then(|| loss(1));
+                    backward(first);
+                    backward(second.unwrap_or_else(|| loss(1)));
+                    model = optim.step(RATE, model, GradientsParams::new());
+                    let context = format!("{case}, step {step}");
+                    Weights::of::<R, _>(&model).assert_near(expected, TOLERANCE, context);
+                }
+            }
+        }
     }
-    let model = optim.step(RATE, model, GradientsParams::new());
-    Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, "both halves");
 }
 
 /// A frozen encoder under both heads, each with a backward pass of its own, of which only the

@@ -13,7 +13,7 @@ use burn_autodiff::grads::Gradients;
 use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
-    subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
+    subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Subgraph},
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
     util::lock::lock,
@@ -31,7 +31,7 @@ impl<B: Backend> Recording<B> for Results<B> {
         }
     }
 
-    fn inputs(&self) -> Result<Inputs<B>, Spent> {
+    fn inputs(&self) -> Inputs<B> {
         let mut inputs = Inputs {
             origins: Vec::new(),
             parameters: Vec::new(),
@@ -40,8 +40,19 @@ impl<B: Backend> Recording<B> for Results<B> {
             results: Vec::new(),
         };
         let outputs = self.outputs();
-        for node in nodes(outputs.iter().map(|(_, output)| output.clone()))? {
-            inputs.edges.push(node.edge().ok_or(Spent)?);
+        // Replayed for another loss, or computed from results of such operations.
+        let mut spent = HashSet::new();
+        for node in nodes(outputs.iter().map(|(_, output)| output.clone())) {
+            let is_spent = |operand: &Operand<B>| match operand {
+                Operand::Inside(output) => spent.contains(&output.node.sequence),
+                Operand::Outside(_) => false,
+            };
+            let is_whole = node.with_operands(|operands| !operands.iter().any(is_spent));
+            let Some(edge) = node.edge().filter(|_| is_whole == Some(true)) else {
+                spent.insert(node.sequence);
+                continue;
+            };
+            inputs.edges.push(edge);
             node.with_operands(|operands| {
                 for operand in operands {
                     match operand {
@@ -65,7 +76,7 @@ impl<B: Backend> Recording<B> for Results<B> {
         inputs.results = results
             .map(|(leaf, output)| (leaf, output.target()))
             .collect();
-        Ok(inputs)
+        inputs
     }
 
     fn replay(
@@ -204,7 +215,7 @@ impl<B: Backend> Gathering<B> {
 }
 
 /// The operations that results depend on, operands first.
-fn nodes<B: Backend>(outputs: impl Iterator<Item = Output<B>>) -> Result<Vec<Arc<Node<B>>>, Spent> {
+fn nodes<B: Backend>(outputs: impl Iterator<Item = Output<B>>) -> Vec<Arc<Node<B>>> {
     let mut seen = HashSet::new();
     let mut nodes = Vec::new();
     let mut stack: Vec<_> = outputs.map(|output| output.node).collect();
@@ -212,18 +223,17 @@ fn nodes<B: Backend>(outputs: impl Iterator<Item = Output<B>>) -> Result<Vec<Arc
         if !seen.insert(node.sequence) {
             continue;
         }
-        let known = node.with_operands(|operands| {
+        node.with_operands(|operands| {
             let inside = operands.iter().filter_map(|operand| match operand {
                 Operand::Inside(output) => Some(output.node.clone()),
                 Operand::Outside(_) => None,
             });
             stack.extend(inside);
         });
-        known.ok_or(Spent)?;
         nodes.push(node);
     }
     nodes.sort_by_key(|node| node.sequence);
-    Ok(nodes)
+    nodes
 }
 
 /// Runs the operations that some results depend on again, on the tape of a subgraph.
@@ -254,9 +264,7 @@ impl<'a, B: Backend> Replay<'a, B> {
     }
 
     fn run(&mut self) -> Vec<ReleaseTensor<B>> {
-        const SPENT: &str = "it was checked that nobody has replayed it";
-
-        let nodes = nodes(self.outputs.iter().copied().cloned()).expect(SPENT);
+        let nodes = nodes(self.outputs.iter().copied().cloned());
         let outputs = mem::take(&mut self.outputs);
         outputs.iter().for_each(|output| self.want(output));
         for node in &nodes {
@@ -270,8 +278,9 @@ impl<'a, B: Backend> Replay<'a, B> {
         }
         for node in nodes {
             let mut arguments = Arguments::new();
-            let operands = node.take_operands().expect(SPENT).into_iter();
-            for (place, operand) in operands.enumerate() {
+            let operands = node.take_operands();
+            let operands = operands.expect("it was checked that nobody has replayed it");
+            for (place, operand) in operands.into_iter().enumerate() {
                 let of = (Consumer::Replayable(node.sequence), place);
                 arguments.push(self.operand(operand, of));
             }

@@ -44,7 +44,7 @@ type Entered<B> = (AdTensor<B>, Origins<B>);
 impl<B: Backend> Route<B> {
     /// # Errors
     ///
-    /// If a segment on the way was already replayed.
+    /// If an operation on the way was already replayed.
     pub(crate) fn new(last: Arc<Subgraph<B>>, root: NodeId) -> Result<Self, Spent> {
         let mut subgraphs = BTreeMap::new();
         let mut last_use: HashMap<_, Unit> = HashMap::new();
@@ -87,11 +87,11 @@ impl<B: Backend> Route<B> {
                     graph.add_alias(node.id, Target::OnTape(of));
                 }
             });
-            for edge in subgraph.take_edges() {
+            for edge in subgraph.edges() {
                 graph.add((number, Half::Kept), edge);
             }
             if let Some(segment) = subgraph.segment() {
-                let inputs = segment.inputs()?;
+                let inputs = segment.inputs();
                 below.extend(inputs.origins);
                 for consumers in &inputs.parameters {
                     note(consumers, number, Half::Replayed);
@@ -125,13 +125,17 @@ impl<B: Backend> Route<B> {
                 }
             }
         }
+        let played = graph.play(Target::OnTape(root));
+        if played.reaches_replayed() {
+            return Err(Spent);
+        }
         Ok(Self {
             subgraphs,
             parameters,
             last_use,
             waiting: HashMap::new(),
             recomputed,
-            played: graph.play(Target::OnTape(root)),
+            played,
             arrivals,
             ran: None,
         })
@@ -156,7 +160,7 @@ impl<B: Backend> Route<B> {
                 let sum = self.played.sums.get(&self.played.resolve(target));
                 // In a kept half, each use has its own contribution only.
                 let has_all = match half {
-                    Half::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
+                    Half::Kept => sum.is_some_and(|sum| sum.uses.len() == 1),
                     Half::Replayed => !self.played.is_apart(target),
                 };
                 let acts = is_last && has_all;

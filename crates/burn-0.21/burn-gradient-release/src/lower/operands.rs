@@ -394,12 +394,13 @@ impl<B: Backend> Arguments<B> {
         tensors.collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether all operands are armed parameters, or derived from them.
+    /// Whether all operands are armed parameters, or derived from them by few enough operations: a
+    /// derived tensor is placed on the tape, and dropped, by recursion.
     fn is_derived(&self) -> bool {
         !self.0.is_empty()
             && self.0.iter().all(|tensor| match &tensor.0 {
                 Repr::Snapshot(snapshot) => snapshot.is_awaited(),
-                Repr::Derived(_) => true,
+                Repr::Derived(derived) => derived.order() < derived::MAX_DEPTH,
                 Repr::Plain(..) | Repr::Live(_) | Repr::Replayable(_) => false,
             })
     }

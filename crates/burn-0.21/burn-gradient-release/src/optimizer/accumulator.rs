@@ -3,14 +3,13 @@
 use std::{marker::PhantomData, mem, sync::Arc};
 
 use burn::{
-    module::{AutodiffModule, ModuleVisitor, Param, list_param_ids},
+    module::{AutodiffModule, list_param_ids},
     optim::GradientsParams,
-    tensor::Tensor,
 };
 
 use super::{
     arming::{self, ArmedModel, Hold},
-    session::{Session, sum},
+    session::{self, Session},
 };
 use crate::{
     ReleaseBackend,
@@ -146,7 +145,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         expect(self.try_accumulate(model, grads));
     }
 
-    /// [`accumulate`](Self::accumulate) with an error in place of a panic.
+    /// [`accumulate`](Self::accumulate), handing the gradients back where it refuses.
     ///
     /// # Errors
     ///
@@ -156,12 +155,14 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         &mut self,
         model: &M,
         grads: GradientsParams,
-    ) -> Result<(), ReleaseError> {
-        self.check_whole()?;
-        if let Some(session) = &self.session {
-            check_accumulate::<B, M>(session, model)?;
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        if let Err(error) = self.check_accumulate(model) {
+            return Err(Refused::with_grads((), grads, error));
         }
-        self.collect(model, grads);
+        if let Some(session) = self.session.take() {
+            self.grads = session.withdraw().into_first();
+        }
+        session::add(&mut self.grads, model, grads);
         Ok(())
     }
 
@@ -211,45 +212,19 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         }
     }
 
-    /// Takes the sums back from the model, and adds new gradients.
-    fn collect(&mut self, model: &M, grads: GradientsParams) {
-        struct Collect<'a> {
-            grads: GradientsParams,
-            sums: &'a mut GradientsParams,
+    /// Whether the micro-batch can be ended with this model.
+    fn check_accumulate(&self, model: &M) -> Result<(), ReleaseError> {
+        self.check_whole()?;
+        let slots = self.session.as_ref().map(|session| &session.slots);
+        let slots = || slots.into_iter().flatten();
+        if let Some((param, _)) = slots().find(|(_, slot)| slot.is_unclaimed()) {
+            return Err(ReleaseError::Unclaimed { param: *param });
         }
-
-        impl<B: ReleaseBackend> ModuleVisitor<B> for Collect<'_> {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-                let held = self.sums.remove::<B::InnerBackend, D>(param.id);
-                let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
-                if let Some(sum) = sum(held, grad) {
-                    self.sums.register::<B::InnerBackend, D>(param.id, sum);
-                }
-            }
+        let params = list_param_ids(model);
+        match slots().find(|(param, _)| !params.contains(param)) {
+            Some((param, _)) => Err(ReleaseError::WrongModel { param: *param }),
+            None => Ok(()),
         }
-
-        if let Some(session) = self.session.take() {
-            self.grads = session.withdraw().into_first();
-        }
-        model.visit(&mut Collect {
-            grads,
-            sums: &mut self.grads,
-        });
-    }
-}
-
-/// The error if a micro-batch cannot be ended with this model.
-fn check_accumulate<B: ReleaseBackend, M: AutodiffModule<B>>(
-    session: &Session<B::InnerBackend>,
-    model: &M,
-) -> Result<(), ReleaseError> {
-    if let Some((param, _)) = session.slots.iter().find(|(_, slot)| slot.is_unclaimed()) {
-        return Err(ReleaseError::Unclaimed { param: *param });
-    }
-    let params = list_param_ids(model);
-    match session.slots.keys().find(|param| !params.contains(param)) {
-        Some(param) => Err(ReleaseError::WrongModel { param: *param }),
-        None => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, mem, sync::Arc};
 
 use burn::{
-    module::{AutodiffModule, ModuleMapper, Param, ParamId},
+    module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::{Tensor, TensorPrimitive, backend::Backend},
 };
@@ -160,6 +160,17 @@ impl Sums {
         self.0[0].register(param, sum);
     }
 
+    /// The sum for each parameter of a model.
+    pub(super) fn into_one<B: ReleaseBackend, M: AutodiffModule<B>>(
+        self,
+        model: &M,
+    ) -> GradientsParams {
+        let mut sums = GradientsParams::new();
+        let grads = self.0.into_iter();
+        grads.for_each(|grads| add::<B, M>(&mut sums, model, grads));
+        sums
+    }
+
     /// Takes the gradients that are added up first; all of them if only one set was given.
     pub(super) fn into_first(self) -> GradientsParams {
         self.0.into_iter().next().unwrap_or_default()
@@ -177,6 +188,30 @@ impl Sums {
         let grads = self.0.iter_mut();
         grads.fold(None, |held, grads| sum(held, grads.remove(param)))
     }
+}
+
+/// Adds the gradients of a model to their sums.
+pub(super) fn add<B: ReleaseBackend, M: AutodiffModule<B>>(
+    sums: &mut GradientsParams,
+    model: &M,
+    grads: GradientsParams,
+) {
+    struct Add<'a> {
+        grads: GradientsParams,
+        sums: &'a mut GradientsParams,
+    }
+
+    impl<B: ReleaseBackend> ModuleVisitor<B> for Add<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let held = self.sums.remove::<B::InnerBackend, D>(param.id);
+            let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
+            if let Some(sum) = sum(held, grad) {
+                self.sums.register::<B::InnerBackend, D>(param.id, sum);
+            }
+        }
+    }
+
+    model.visit(&mut Add { grads, sums });
 }
 
 /// Adds a new gradient to the held one, in the order in which Burn's accumulator adds.

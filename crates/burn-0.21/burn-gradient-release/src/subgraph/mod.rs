@@ -91,12 +91,9 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
     /// pass begins here.
     fn learn(&self, is_last: bool);
 
-    /// The tensors and parameters that the segment is computed from.
-    ///
-    /// # Errors
-    ///
-    /// If a backward pass has already replayed the segment.
-    fn inputs(&self) -> Result<Inputs<B>, Spent>;
+    /// The tensors and parameters that the segment is computed from, as far as no backward pass has
+    /// replayed it.
+    fn inputs(&self) -> Inputs<B>;
 
     /// Puts the segment on the tape, in a subgraph of its own, as far as `grads` has gradients of
     /// its results; moves them there. Returns the tensors to go on from.
@@ -134,7 +131,7 @@ pub(crate) enum Contribution<B: Backend> {
     Own(Use),
 }
 
-/// The recorded operations were replayed, and dropped.
+/// Recorded operations that a pass needs were replayed, and dropped.
 #[derive(Debug)]
 pub(crate) struct Spent;
 
@@ -329,9 +326,9 @@ impl<B: Backend> Subgraph<B> {
         }
     }
 
-    /// The operations noted.
-    pub(crate) fn take_edges(&self) -> Vec<Edge> {
-        mem::take(&mut self.state().edges)
+    /// The operations noted. They stay for the backward pass of another loss.
+    pub(crate) fn edges(&self) -> Vec<Edge> {
+        self.state().edges.clone()
     }
 
     /// The uses of parameters in the subgraph.

@@ -58,7 +58,7 @@ pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Half) {
 }
 
 /// An operation as the tape has it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Edge {
     pub(crate) consumer: Consumer,
     pub(crate) order: usize,
@@ -101,6 +101,14 @@ impl Played {
     /// Index of an operation in the order in which Burn reaches them.
     pub(crate) fn reached(&self, consumer: Consumer) -> usize {
         self.reached.get(&consumer).copied().unwrap_or(usize::MAX)
+    }
+
+    /// Whether the pass reaches a recorded operation that is not known: it was replayed before.
+    pub(crate) fn reaches_replayed(&self) -> bool {
+        let mut reached = self.reached.keys();
+        reached.any(|consumer| {
+            matches!(consumer, Consumer::Replayable(_)) && !self.graph.edges.contains_key(consumer)
+        })
     }
 
     /// The unit that runs the operation with this result.

@@ -39,6 +39,10 @@ pub(crate) type Operands<B> = std::vec::IntoIter<AdTensor<B>>;
 
 pub(crate) type Function<B> = Arc<dyn Fn(Operands<B>) -> AdTensor<B> + Send + Sync>;
 
+/// The longest chain of derived tensors. Operations beyond it are plain Burn's: they hold the
+/// gradient until the end of backward.
+pub(crate) const MAX_DEPTH: usize = 100;
+
 /// A tensor computed from armed parameters and nothing else.
 pub(crate) struct Derived<B: Backend> {
     value: FloatTensor<B>,

@@ -17,7 +17,7 @@ use crate::{
         assign::assign,
         gradients::GradNorm,
         rate::OwnedRate,
-        session,
+        session::{self, Session, Sums},
         step_plan::{Own, Purpose, StepPlan, Stepping},
     },
 };
@@ -47,7 +47,7 @@ where
     ///
     /// A [`ReleaseError`] if the model cannot be armed, an earlier step is not finished, the rate
     /// is not that of the groups or of an optimizer that owns one, the norm to clip by was not
-    /// measured, or no step can be taken with these settings.
+    /// measured, a gradient has overflown when it was, or no step can be taken with these settings.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         let grads = GradientsParams::new();
         match self.check_arm(lr, &model, &grads) {
@@ -228,7 +228,8 @@ where
             .check_arm(|param| path_of::<B, M>(model, param))?;
         self.check_owned_rate(lr)?;
         let is_measured = match self.state.measured() {
-            Some(measured) => measured.is_finite() && grads.is_empty(),
+            Some(measured) if !measured.is_finite() => return Err(ReleaseError::Overflown),
+            Some(_) => grads.is_empty(),
             None => !self.stepper.gradients.needs_two_passes(),
         };
         if !is_measured {
@@ -250,7 +251,7 @@ where
         }
     }
 
-    fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
+    pub(super) fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
         self.check_owned_groups()?;
         match self.rate.as_mut().map(OwnedRate::upcoming) {
             Some(owned) if owned.to_bits() != given.to_bits() => {
@@ -277,13 +278,18 @@ where
     /// A [`ReleaseError`] if a backward has stepped parameters, or another optimizer has armed the
     /// model.
     pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
+        self.disarm_with_sums(model).map(|(model, _)| model)
+    }
+
+    /// Disarms a model. Returns it and the gradients it was armed with.
+    pub(super) fn disarm_with_sums(&mut self, model: M) -> Result<(M, Sums), Refused<M>> {
         let own = |session: Option<&_>| arming::check_own::<B, M>(session, &model);
         let checked = self.state.check_idle();
         if let Err(error) = checked.and_then(|()| self.state.with_session(own)) {
             return Err(Refused::new(model, error));
         }
-        drop(self.state.take_session());
+        let sums = self.state.take_session().map(Session::withdraw);
         self.state.set_measured(None);
-        Ok(session::disarm::<B, M>(model))
+        Ok((session::disarm::<B, M>(model), sums.unwrap_or_default()))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, SimpleOptimizer},
-    tensor::Tensor,
+    tensor::{Tensor, backend::AutodiffBackend},
 };
 
 use super::ReleaseOptimizer;
@@ -21,6 +21,9 @@ use crate::{
         two_passes::TwoPasses,
     },
 };
+
+/// A stepped model, and its loss before.
+type WithLoss<M, B> = (M, Tensor<<B as AutodiffBackend>::InnerBackend, 1>);
 
 impl<O, M, B> ReleaseOptimizer<O, M, B>
 where
@@ -75,8 +78,8 @@ where
         expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
     }
 
-    /// [`two_passes`](Self::two_passes), handing the model back, disarmed, where it refuses.
-    /// `grads` are those of earlier micro-batches, as for
+    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed, and
+    /// `grads`. These are those of earlier micro-batches, as for
     /// [`arm_accumulated`](Self::arm_accumulated).
     ///
     /// # Errors
@@ -84,21 +87,19 @@ where
     /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
     /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
     /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ, or their random
-    /// numbers. No weight has changed then; the gradients of earlier micro-batches are dropped.
+    /// numbers. No weight has changed then.
     pub fn try_two_passes(
         &mut self,
         lr: LearningRate,
         model: M,
         grads: GradientsParams,
         mut forward: impl FnMut(&M) -> Tensor<B, 1>,
-    ) -> Result<(M, Tensor<B::InnerBackend, 1>), Refused<M>> {
-        let model = match self.try_arm_to_measure(model, grads) {
-            Ok(model) => model,
-            Err(refused) => {
-                let (model, error) = refused.into_parts();
-                return Err(Refused::new(model, error));
-            }
-        };
+    ) -> Result<WithLoss<M, B>, Refused<M, GradientsParams>> {
+        let rates = self.check_owned_rate(lr);
+        if let Err(error) = rates.and_then(|()| assign(&self.stepper, Some(lr), &model)) {
+            return Err(Refused::with_grads(model, grads, error));
+        }
+        let model = self.try_arm_to_measure(model, grads)?;
         let mut run = |model: &M| {
             let loss = forward(model);
             (loss.clone().inner(), loss)
@@ -109,9 +110,9 @@ where
         });
         let measured = match self.try_measured(&model, grads) {
             Ok(measured) => measured,
-            Err(error) => {
+            Err(refused) => {
                 passes.undo(&model);
-                return Err(self.refuse_disarmed(model, error));
+                return Err(self.refuse_disarmed(model, refused.into()));
             }
         };
         if !measured.is_finite() {
@@ -136,20 +137,28 @@ where
         self.or_disarmed(stepped).map(|model| (model, value))
     }
 
-    fn or_disarmed<G>(&mut self, result: Result<M, Refused<M, G>>) -> Result<M, Refused<M>> {
+    fn or_disarmed<G>(
+        &mut self,
+        result: Result<M, Refused<M, G>>,
+    ) -> Result<M, Refused<M, GradientsParams>> {
         result.map_err(|refused| {
             let (model, error) = refused.into_parts();
             self.refuse_disarmed(model, error)
         })
     }
 
-    /// Hands the model back: disarmed, unless a part of it was stepped.
-    fn refuse_disarmed(&mut self, model: M, error: ReleaseError) -> Refused<M> {
-        let model = match self.try_disarm(model) {
-            Ok(model) => model,
-            Err(refused) => refused.into_model(),
-        };
-        Refused::new(model, error)
+    /// Hands back the model, disarmed, and the gradients it was armed with, unless a part of it was
+    /// stepped.
+    fn refuse_disarmed(&mut self, model: M, error: ReleaseError) -> Refused<M, GradientsParams> {
+        match self.disarm_with_sums(model) {
+            Ok((model, sums)) => {
+                let sums = sums.into_one::<B, M>(&model);
+                Refused::with_grads(model, sums, error)
+            }
+            Err(refused) => {
+                Refused::with_grads(refused.into_model(), GradientsParams::new(), error)
+            }
+        }
     }
 
     /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon
@@ -223,14 +232,19 @@ where
     ///
     /// # Errors
     ///
-    /// A [`ReleaseError`] if no model is armed to measure, a gradient is not finite and there is no
-    /// [`LossScaler`](crate::LossScaler) whose scale could be too high, or these are not exactly
-    /// the gradients that would be stepped with.
+    /// A [`ReleaseError`] with the gradients if no model is armed to measure, a gradient is not
+    /// finite and there is no [`LossScaler`](crate::LossScaler) whose scale could be too high, or
+    /// these are not exactly the gradients that would be stepped with.
     pub fn try_measured(
         &mut self,
         model: &M,
         grads: GradientsParams,
-    ) -> Result<GradNorm, ReleaseError> {
+    ) -> Result<GradNorm, Refused<(), GradientsParams>> {
+        self.measured(model, &grads)
+            .map_err(|error| Refused::with_grads((), grads, error))
+    }
+
+    fn measured(&mut self, model: &M, grads: &GradientsParams) -> Result<GradNorm, ReleaseError> {
         self.state.check_fault()?;
         let before = self.state.measured();
         let measured = self.state.with_session(|session| {
@@ -240,13 +254,13 @@ where
             if before.is_none() {
                 plan.transform.check_scaled()?;
             }
-            finish::check_finish::<B, M>(Some(session), model, &grads).map_err(
+            finish::check_finish::<B, M>(Some(session), model, grads).map_err(
                 |error| match error {
                     ReleaseError::AlreadyStepped { param } => ReleaseError::MeasuredTwice { param },
                     error => error,
                 },
             )?;
-            let params = finish::measure_rest::<B, M>(Some(session), plan, model, &grads)?;
+            let params = finish::measure_rest::<B, M>(Some(session), plan, model, grads)?;
             match plan.transform.end_measuring(params) {
                 (_, Some(param)) if self.stepper.gradients.scaler.is_none() => {
                     Err(session.non_finite(path_of::<B, M>(model, param)))

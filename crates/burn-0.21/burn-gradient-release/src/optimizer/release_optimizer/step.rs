@@ -247,23 +247,33 @@ where
     /// # Panics
     ///
     /// With the text of the [`ReleaseError`] that
-    /// [`try_into_adaptor`](Self::try_into_adaptor) returns.
+    /// [`try_into_adaptor`](Self::try_into_adaptor) returns. That one hands the optimizer back; here
+    /// its states are lost.
     pub fn into_adaptor(self) -> OptimizerAdaptor<O, M, B> {
         expect(self.try_into_adaptor())
     }
 
-    /// [`into_adaptor`](Self::into_adaptor), refusing states that are half old, half new. A model
-    /// that is still armed is disarmed: its weights can be used as they are.
+    /// [`into_adaptor`](Self::into_adaptor), handing the optimizer back where it refuses, as it does
+    /// with states that are half old, half new. A model that is still armed is disarmed: its weights
+    /// can be used as they are.
     ///
     /// # Errors
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted) after
     /// a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
     /// scaler, a reduction over replicas or a stop at gradients that are not finite.
-    pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
-        self.state.check_idle()?;
-        if let Some(what) = self.stepper.not_burns() {
-            return Err(ReleaseError::NotBurns { what: what.into() });
+    #[expect(
+        clippy::result_large_err,
+        reason = "called once, at the end of a training"
+    )]
+    pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, Refused<Self>> {
+        let not_burns = self.stepper.not_burns();
+        let checked = self.state.check_idle().and(match not_burns {
+            Some(what) => Err(ReleaseError::NotBurns { what: what.into() }),
+            None => Ok(()),
+        });
+        if let Err(error) = checked {
+            return Err(Refused::new(self, error));
         }
         drop(self.state.take_session());
         let mut adaptor = OptimizerAdaptor::from(self.stepper.optim.clone());
