@@ -12,6 +12,9 @@ use burn::train::{
 /// the steps write: with Adam up to three times the parameters, on the device. Where that is too
 /// much, put this around the strategy, as the outermost one.
 ///
+/// If the strategy deletes nothing after it saves, this one deletes epoch 0, which does not exist. A
+/// checkpointer of your own has to accept that, as Burn's do.
+///
 /// ```
 /// use burn::train::checkpoint::KeepLastNCheckpoints;
 /// use burn_gradient_release_train::BlockingCheckpointingStrategy;
@@ -32,7 +35,7 @@ impl<S: CheckpointingStrategy> BlockingCheckpointingStrategy<S> {
     }
 }
 
-/// Epochs are counted from 1.
+/// Epochs are counted from 1: there is no such file to delete.
 const NO_EPOCH: usize = 0;
 
 impl<S: CheckpointingStrategy> CheckpointingStrategy for BlockingCheckpointingStrategy<S> {
@@ -42,9 +45,9 @@ impl<S: CheckpointingStrategy> CheckpointingStrategy for BlockingCheckpointingSt
         store: &EventStoreClient,
     ) -> Vec<CheckpointingAction> {
         let mut actions = self.strategy.checkpointing(epoch, store);
-        if actions.contains(&CheckpointingAction::Save) {
-            // Each of Burn's checkpointing threads takes its next message when it has written the
-            // last one, and whoever sends it waits until then. There is no such file to delete.
+        // Each of Burn's checkpointing threads takes its next message when it has written the last
+        // one, and the sender waits until then.
+        if actions.last() == Some(&CheckpointingAction::Save) {
             actions.push(CheckpointingAction::Delete(NO_EPOCH));
         }
         actions
