@@ -182,13 +182,21 @@ fn by_a_model_that_is_gone() {
 /// Factors that were trained by an earlier arming, and are frozen since.
 #[test]
 fn with_factors_that_are_frozen() {
+    for is_loaded in [true, false] {
+        frozen_factors(is_loaded);
+    }
+}
+
+/// The arming may have been of another optimizer, or of this one before it has loaded a record.
+fn frozen_factors(is_loaded: bool) {
     let first = || ParamGroup::from_predicate("first");
     let trained = || {
         let (start, mut optim) = started();
         let model = release_step(start.0.clone(), &mut optim, |model| model.loss(1));
         let plain = train_plain(start, &[1]);
-        // Another session, for which the slots of the frozen factors are not.
-        let optim = optim.load_record(plain.1.to_record());
+        if is_loaded {
+            optim = optim.load_record(plain.1.to_record());
+        }
         (model, optim, plain)
     };
     let frozen = |(plain, optim): Plain| (plain.freeze_group(first()), optim);
@@ -214,7 +222,7 @@ fn with_factors_that_are_frozen() {
     let model = finish(model, &mut optim, 4);
     assert_goes_on(model, &mut optim, window(frozen(plain), &[2, 3, 4]));
 
-    // Sums of before they were frozen go with their accumulator.
+    // Sums of before they were frozen go with their accumulator, ..
     let (model, mut optim, plain) = trained();
     let mut sums = ReleaseAccumulator::new();
     sums.accumulate(&model, grads_of(&model, 9));
@@ -222,6 +230,19 @@ fn with_factors_that_are_frozen() {
     drop(sums);
     let model = finish(optim.arm(LR, model), &mut optim, 2);
     assert_goes_on(model, &mut optim, train_plain(frozen(plain), &[2]));
+
+    // .. or are stepped with, as in plain Burn.
+    let (model, mut optim, plain) = trained();
+    let mut sums = ReleaseAccumulator::new();
+    let model = micro_batch(model, &mut sums, 2).freeze_group(first());
+    let model = optim.arm_accumulated(LR, model, sums.grads());
+    let model = finish(model, &mut optim, 3);
+    let mut sums = GradientsAccumulator::new();
+    sums.accumulate(&plain.0, grads_of(&plain.0, 2));
+    let (plain, mut plain_optim) = frozen(plain);
+    sums.accumulate(&plain, grads_of(&plain, 3));
+    let plain = plain_optim.step(LR, plain, sums.grads());
+    assert_goes_on(model, &mut optim, (plain, plain_optim));
 }
 
 /// An earlier accumulator that has not been asked for its sums takes none of the optimizer's.
