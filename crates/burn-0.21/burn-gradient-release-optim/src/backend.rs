@@ -49,8 +49,8 @@ pub trait LeanBackend: Backend {
         unreachable!("`has_pass` is false")
     }
 
-    /// The sum of the squares of all elements, `[1]`, for the norm of a gradient. By default it is
-    /// computed as Burn computes it.
+    /// The sum of the squares of all elements in 32 bits, `[1]`, for the norm of a gradient. By
+    /// default it is computed as Burn computes it.
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_sum(Self::float_powi_scalar(tensor, 2.into()))
     }

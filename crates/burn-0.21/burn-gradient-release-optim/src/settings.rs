@@ -184,7 +184,10 @@ fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f3
     let least = dtype
         .unwrap_or(burn::tensor::FloatDType::F32.finfo())
         .min_positive;
-    let squares = B::sum_of_squares(grad.into_primitive().tensor());
-    let norm = from_float::<B, 1>(squares).sqrt();
+    let squares: Tensor<B, 1> = match grad.dtype() {
+        DType::F32 => from_float(B::sum_of_squares(grad.into_primitive().tensor())),
+        _ => grad.square().sum(),
+    };
+    let norm = squares.sqrt();
     (threshold / norm.add_scalar(least)).clamp_max(1.0)
 }

@@ -88,9 +88,6 @@ where
     }
 
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        if tensor.dtype != DType::F32 {
-            return Self::float_sum(Self::float_powi_scalar(tensor, 2.into()));
-        }
         let pass = Pass::of_measure(&Squares, Clipping::None, true);
         Self::float_sum(parts(pass, &tensor, None, kernels::States::default()))
     }

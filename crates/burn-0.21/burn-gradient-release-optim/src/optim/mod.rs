@@ -53,9 +53,9 @@ pub trait InOnePass {
     /// are up to rounding.
     ///
     /// [`init`](Lean::init) gives the clipping of the configuration to Burn's adaptor, as Burn's
-    /// `init` does, for groups of parameters to see. Burn clips with temporaries: by norm one as large
-    /// as the gradient. `OptimizerAdaptor::from(optimizer)` clips in the pass, without them; groups
-    /// neither inherit nor replace that, and take no other clipping.
+    /// `init` does, for groups of parameters to see. Burn clips in the gradient's type and with
+    /// temporaries: by norm one as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips in
+    /// the pass, without them, but groups neither inherit nor replace that.
     ///
     /// # Panics
     ///

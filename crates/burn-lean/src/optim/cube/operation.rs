@@ -169,7 +169,9 @@ impl Run for CubeBackend {
 
 /// The tensor, or a copy if something else holds it, or its elements overlap.
 fn writable(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() && tensor.is_nonoverlapping() {
+    // Burn cannot tell whether a matrix without rows overlaps, and there is nothing to write.
+    let is_empty = tensor.shape().num_elements() == 0;
+    match is_empty || tensor.can_mut() && tensor.is_nonoverlapping() {
         true => tensor,
         false => tensor.copy(),
     }

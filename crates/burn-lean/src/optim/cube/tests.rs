@@ -74,6 +74,16 @@ fn halves_are_those_of_the_processor() {
 }
 
 #[test]
+fn a_matrix_without_rows_is_rounded_and_split() {
+    let device = Device::wgpu(Default::default());
+    let empty = || -> Tensor<2> { exact([0, 4], &device) };
+    let rounded = round_stochastically(empty(), Noise::of_step(1, 1));
+    let (nearest, low) = split(Split::Bf16In24, empty(), None);
+    let rejoined = rejoin(Split::Bf16In24, nearest, low);
+    assert_eq!([rounded.dims(), rejoined.dims()], [[0, 4]; 2]);
+}
+
+#[test]
 fn rounding_is_in_place() {
     let (shape, device) = ([1024, 1024], Device::wgpu(Default::default()));
     let reserved = || {
