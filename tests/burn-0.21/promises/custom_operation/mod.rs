@@ -207,6 +207,34 @@ fn an_operation_of_several_nodes() {
     same::<SeveralNodes>();
 }
 
+/// The operation on an activation, above a weight with several uses.
+struct ActivationHandedThrough;
+
+impl Loss for ActivationHandedThrough {
+    const LAYERS: usize = 1;
+
+    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
+        let layer = |y: Matrix<B>, _| y.matmul(net.weight(0)).tanh() + net.bias(0);
+        let y = (0..4).fold(x.clone(), layer);
+        second(x, y).tanh()
+    }
+}
+
+/// The order of the contributions is known below it, too.
+#[test]
+fn an_operand_handed_through_where_activations_are_recomputed() {
+    type L = ActivationHandedThrough;
+
+    let (start, recipe) = (start::<L>(), AdamConfig::new());
+    let expected = run::ordinary(net::<L, Plain>(&start), &mut recipe.init(), STEPS, &L::loss);
+    for recompute in [Recompute::Automatic, Recompute::Budget(u64::MAX)] {
+        let optim = recipe.init().with_gradient_release();
+        let mut optim = optim.with_recompute(recompute);
+        let (given, _) = run::armed(net::<L, Release>(&start), &mut optim, STEPS, &L::loss);
+        assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
+    }
+}
+
 /// What happens in the second of two steps of a loss.
 fn events<L: Loss>() -> Vec<Event> {
     type R = Release;

@@ -140,7 +140,9 @@ impl<B: Backend> Raise<B> {
                 consumers.consume(if is_one { node.order } else { *lowest }, 2);
             }
         }
-        if let Some(subgraph) = self.origins.subgraph() {
+        // An operand that is returned is noted as the result of its own operation.
+        let is_operand = self.operands.contains(&result.rc);
+        if let Some(subgraph) = self.origins.subgraph().filter(|_| !is_operand) {
             subgraph.note(Edge {
                 consumer: Consumer::Kept(result.node.id),
                 order: result.node.order,
