@@ -322,8 +322,8 @@ pub enum ReleaseError {
     /// A second gradient of a parameter arrived in one micro-batch.
     #[error(
         "{path} got two gradients in one micro-batch, the first of which is in the sum already; \
-         drop the accumulator and begin the window anew with another (no weight has changed), \
-         with one backward on the sum of the losses, or an `accumulate` after each"
+         drop the accumulator and begin the window anew with another (no weight has changed); run \
+         one backward on the sum of the losses, or end each with `accumulate`"
     )]
     AccumulatedTwice {
         /// Path of the parameter in the model.
