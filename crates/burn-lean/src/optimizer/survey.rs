@@ -299,19 +299,17 @@ impl Survey {
     }
 
     /// Checks that the optimizer steps every parameter, and takes the gradients in f32 that it is given
-    /// of weights in half precision. `asked` are the parameters of which that is known, with their types
-    /// and devices.
+    /// of weights in half precision. `asked` are the parameters and types of which that is known, for each
+    /// device.
     pub(super) fn check_optimizer(
         &self,
         optim: &ModuleOptimizer,
         gives_f32: bool,
-        asked: &mut HashMap<ParamId, (DType, Device)>,
+        asked: &mut Vec<(Device, HashSet<(ParamId, DType)>)>,
     ) -> Result<(), ReleaseError> {
         let is_new = |surveyed: &&Surveyed| {
-            let known = asked.get(&surveyed.param.id);
-            known.is_none_or(|(dtype, device)| {
-                (dtype, device) != (&surveyed.dtype, &surveyed.device)
-            })
+            let known = asked.iter().find(|known| known.0 == surveyed.device);
+            known.is_none_or(|(_, known)| !known.contains(&(surveyed.param.id, surveyed.dtype)))
         };
         let new: Vec<_> = self.trained().filter(is_new).collect();
         if new.is_empty() {
@@ -355,9 +353,14 @@ impl Survey {
                 return Err(ReleaseError::F32Gradients { path });
             }
         }
-        let key = |surveyed: &Surveyed| (surveyed.dtype, surveyed.device.clone());
-        let params = self.trained();
-        asked.extend(params.map(|surveyed| (surveyed.param.id, key(surveyed))));
+        for surveyed in self.trained() {
+            let device = asked.iter().position(|known| known.0 == surveyed.device);
+            let device = device.unwrap_or_else(|| {
+                asked.push((surveyed.device.clone(), HashSet::new()));
+                asked.len() - 1
+            });
+            asked[device].1.insert((surveyed.param.id, surveyed.dtype));
+        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@ mod slot;
 mod weight;
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -121,8 +121,8 @@ pub(crate) struct Stepper {
     pub(crate) sums: GradientsParams,
     /// Whether all sums of earlier micro-batches are known to have been added up as in plain Burn.
     pub(crate) sums_are_plain: bool,
-    /// Parameters, with their types and devices, that the optimizer is known to step.
-    pub(crate) asked: HashMap<ParamId, (DType, Device)>,
+    /// For each device, the parameters, with their types, that the optimizer is known to step there.
+    pub(crate) asked: Vec<(Device, HashSet<(ParamId, DType)>)>,
 }
 
 impl Stepper {
@@ -187,7 +187,7 @@ impl Session {
                 stepping: false,
                 sums: GradientsParams::new(),
                 sums_are_plain: true,
-                asked: HashMap::new(),
+                asked: Vec::new(),
             }),
             orders: Mutex::new(HookOrders::new()),
             slots: Mutex::default(),
