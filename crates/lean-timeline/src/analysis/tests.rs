@@ -347,8 +347,15 @@ fn there_is_no_estimate_of_what_it_cannot_know() {
     // The step after the last one was skipped, or the recording ends before it.
     let mut unstepped = step();
     let next = unseen.phases.split_off(2);
-    unstepped.phases.extend(next);
+    unstepped.phases.extend(next.clone());
     assert_eq!(estimate(&unstepped), estimate(&step()));
+    // Two are micro-batches of the next one.
+    let third = next.into_iter().map(|phase| Phase {
+        iteration: 2,
+        ..phase
+    });
+    unstepped.phases.extend(third);
+    assert_eq!(estimate(&unstepped), Err(NoEstimate::Accumulates(3)));
 
     // Several backward passes, each with a forward pass.
     let mut twice = step();

@@ -83,7 +83,8 @@ pub trait InOnePass {
 /// An optimizer of this crate.
 pub trait Lean: Clone {
     /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
-    /// it: clipping is the adaptor's.
+    /// it: clipping is the adaptor's, in the type of the gradient. In f16, a norm from 256 on
+    /// overflows, and nothing moves: `OptimizerAdaptor::from` of the optimizer clips in f32.
     fn init<B, M>(mut self) -> OptimizerAdaptor<Self, M, B>
     where
         B: AutodiffBackend,

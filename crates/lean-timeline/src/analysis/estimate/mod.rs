@@ -167,9 +167,12 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
     // Micro-batches, each with a forward pass: those in a row that end with a step.
     if let Some(last) = trained.iter().rposition(|is_stepped| *is_stepped) {
         let rows = trained[..last].split(|is_stepped| *is_stepped);
-        match rows.map(<[bool]>::len).max() {
-            None | Some(0) => {}
-            Some(unstepped) => return Err(NoEstimate::Accumulates(unstepped + 1)),
+        let before = rows.map(<[bool]>::len).max().unwrap_or_default();
+        // One alone may be a step that was skipped, or that the recording does not reach.
+        let after = Some(trained.len() - last - 1).filter(|unstepped| *unstepped > 1);
+        let unstepped = before.max(after.unwrap_or_default());
+        if unstepped > 0 {
+            return Err(NoEstimate::Accumulates(unstepped + 1));
         }
     }
     let complete = iterations.into_iter().filter(|(_, phases)| {
