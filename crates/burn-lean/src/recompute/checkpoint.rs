@@ -258,7 +258,7 @@ fn armed_in<M: Module>(module: &M) -> Armed {
             continue;
         }
         assert!(
-            !found.is_apart,
+            found.is_in_scope || !found.is_apart,
             "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
              give it the model that is armed, or `copy.materialize()`",
             path_text(&found.slot.path())

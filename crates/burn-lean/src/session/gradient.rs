@@ -44,11 +44,18 @@ fn address<T>(of: &T) -> usize {
     std::ptr::from_ref(of).addr()
 }
 
+/// Whether this thread steps such a slot; none any more when it ends, where an accumulator of the
+/// thread's own may still be dropped.
+fn is_stepping(is_it: impl Fn(&(usize, usize)) -> bool) -> bool {
+    let stepping = STEPPING.try_with(|stepping| stepping.borrow().iter().any(is_it));
+    stepping.unwrap_or(false)
+}
+
 impl Session {
     /// Whether this thread runs the optimizer's step of one of the parameters.
     pub(super) fn is_stepping(&self) -> bool {
         let session = address(self);
-        STEPPING.with_borrow(|stepping| stepping.iter().any(|(_, of)| *of == session))
+        is_stepping(|(_, of)| *of == session)
     }
 }
 
@@ -56,7 +63,7 @@ impl Slot {
     /// Whether this thread runs the optimizer's step of this parameter, which has its weight.
     pub(super) fn is_stepping(&self) -> bool {
         let slot = address(self);
-        STEPPING.with_borrow(|stepping| stepping.iter().any(|(of, _)| *of == slot))
+        is_stepping(|(of, _)| *of == slot)
     }
 
     /// Takes the complete gradient, or gives it back if the slot is not armed or has taken one.

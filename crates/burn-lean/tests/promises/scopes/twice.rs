@@ -111,6 +111,32 @@ fn a_frozen_copy_of_the_armed_model() {
     }
 }
 
+/// Backward steps the model before it runs the scopes of the copy below it again.
+#[test]
+fn a_frozen_copy_below_the_armed_model() {
+    let through = |target: &Small, again| {
+        let x = numbers::<2>([3, 4], 1, &flex()).require_grad();
+        match again {
+            true => checkpoint(target, x, |target, x| {
+                checkpoint(target, x, Small::forward).tanh()
+            }),
+            false => target.forward(x).tanh(),
+        }
+    };
+    let (model, mut optim) = plain(&[0]);
+    let target = model.clone().no_grad();
+    let expected = plain_step(model, &mut optim, |model| {
+        model.forward(through(&target, false)).square().mean()
+    });
+    let (model, mut optim) = started();
+    let model = optim.arm(LR, model);
+    let hidden = through(&model.clone().no_grad(), true);
+    let loss = model.forward(hidden).square().mean();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = optim.step(LR, model, grads);
+    assert_bits(&bits(&model), &bits(&expected), "below");
+}
+
 #[test]
 fn a_parameter_that_got_another_leaf_while_armed() {
     let (model, mut optim) = started();
