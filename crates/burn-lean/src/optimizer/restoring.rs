@@ -77,9 +77,8 @@ impl ModuleMapper for Restore<'_> {
         let (id, base, _) = param.consume();
         let mapper = mapper_of::<D>(&slot.mapper());
         let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
-            // Loaded since: it stays. Another model with this id, or a copy, leaves its weight to the
-            // slot.
-            let found = self.survey.found.get(&id).filter(|found| !found.is_copy);
+            // Loaded since: it stays. Another model with this id leaves its weight to the slot.
+            let found = self.survey.found.get(&id);
             if found.is_some_and(|found| Arc::ptr_eq(slot, &found.slot)) {
                 slot.drop_weight();
             }

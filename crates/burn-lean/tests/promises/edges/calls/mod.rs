@@ -250,19 +250,6 @@ fn another_model_of_the_same_ids_is_stepped() {
     assert_goes_on(stepped, &mut optim, plain);
 }
 
-/// A copy of the armed model, which has loaded a record.
-#[test]
-fn a_copy_with_a_record_is_stepped() {
-    let (model, mut optim) = started();
-    let armed = optim.arm(LR, model);
-    let copy = armed.clone().load_record(small().into_record());
-    let grads = grads_of(&copy, 1);
-    if let Err(refused) = optim.try_step(LR, copy, grads) {
-        assert_error!(refused.error(), Copy);
-    }
-    assert_eq!(armed.values(), plain_values(&[0]));
-}
-
 /// A copy that was built anew takes the weight of the model with it, which is told so.
 #[test]
 fn a_model_whose_weight_was_taken_is_refused() {
