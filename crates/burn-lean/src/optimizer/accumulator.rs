@@ -112,6 +112,11 @@ impl ReleaseAccumulator {
         slots.retain(|_, slot| slot.is_of(&self.session));
     }
 
+    fn survey<M: Module>(&self, model: &M) -> Survey {
+        self.let_go();
+        Survey::of(model)
+    }
+
     /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
     /// gradients is added to its sum inside backward. No weight changes.
     ///
@@ -129,8 +134,7 @@ impl ReleaseAccumulator {
     /// A [`ReleaseError`] if the last micro-batch has not [ended](Self::accumulate), the sums are
     /// with another model, or this one cannot be armed.
     pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
-        self.let_go();
-        let survey = Survey::of(&model);
+        let survey = self.survey(&model);
         let checked = self
             .check_accumulated()
             .and_then(|()| survey.check(&self.session));
@@ -192,8 +196,7 @@ impl ReleaseAccumulator {
         model: &M,
         grads: GradientsParams,
     ) -> Result<(), Refused<(), GradientsParams>> {
-        self.let_go();
-        let survey = Survey::of(model);
+        let survey = self.survey(model);
         if let Err(error) = self.check(&survey, &grads) {
             return Err(Refused::with_grads((), grads, error));
         }
@@ -204,8 +207,7 @@ impl ReleaseAccumulator {
     /// [`accumulate`](Self::accumulate), which allows a model without a forward pass.
     #[cfg(feature = "train")]
     pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
-        self.let_go();
-        let survey = Survey::of(model);
+        let survey = self.survey(model);
         match self.check(&survey, &grads) {
             Ok(()) | Err(ReleaseError::NoForward) => self.end(&survey, grads),
             Err(error) => expect(Err(error)),
