@@ -61,23 +61,39 @@ pub(crate) struct Found {
     pub(crate) place: usize,
     /// Whether it belongs to the module of a scope, in which all bases are constants.
     pub(crate) is_in_scope: bool,
-    /// Whether it belongs to a copy of the armed model.
-    pub(crate) is_copy: bool,
-    /// Whether it is of the armed model itself, in whose place another was armed: like a copy, it is no
-    /// longer stepped.
-    pub(crate) is_abandoned: bool,
+    pub(crate) holder: Holder,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
     /// Whether its arming has not ended.
     pub(crate) is_armed: bool,
-    /// Whether its arming has ended, and the `Param` has its weight back.
-    pub(crate) has_ended: bool,
+}
+
+/// What holds the weight of a parameter that was armed.
+pub(crate) enum Holder {
+    /// The slot, for the model itself, whoever has armed it.
+    Slot,
+    /// The slot, but another model was armed in place of this one: like a copy, it is no longer stepped.
+    Abandoned,
+    /// A copy of the model.
+    Copy(Weak<Snapshot>),
+    /// The `Param`: the arming has ended.
+    Param,
 }
 
 impl Found {
-    /// Whether the slot holds the place of the weight in the model itself, whoever has armed it.
+    /// Whether the slot holds the weight, for the model itself.
     pub(crate) fn is_open(&self) -> bool {
-        !(self.is_copy || self.has_ended)
+        matches!(self.holder, Holder::Slot)
+    }
+
+    /// Whether it keeps its weight, and is not stepped.
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.holder, Holder::Abandoned | Holder::Copy(_))
+    }
+
+    /// Whether its arming has ended, and the `Param` has its weight back.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.holder, Holder::Param)
     }
 }
 
@@ -93,7 +109,7 @@ pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
     struct Visitor;
     impl ModuleVisitor for Visitor {}
     let found = find(model, &mut Visitor);
-    let armed = found.iter().find(|found| !found.has_ended)?;
+    let armed = found.iter().find(|found| !found.has_ended())?;
     Some(path_text(&armed.slot.path()))
 }
 
@@ -307,18 +323,20 @@ impl Released {
     }
 
     fn found(&self) -> Found {
-        let is_transparent = self.is_transparent();
-        let has_ended = !is_transparent && self.slot.phase().has_ended();
+        let holder = match &self.copy {
+            Some(copy) => Holder::Copy(Arc::downgrade(copy)),
+            None if self.is_transparent() => Holder::Param,
+            None if self.slot.phase().has_ended() => Holder::Abandoned,
+            None => Holder::Slot,
+        };
         Found {
             id: self.slot.id(),
             slot: self.slot.clone(),
             place: self.place(),
             is_in_scope: self.role != Role::Model,
-            is_copy: !is_transparent && (self.copy.is_some() || has_ended),
-            is_abandoned: self.copy.is_none() && has_ended,
+            holder,
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
-            has_ended: is_transparent,
         }
     }
 }

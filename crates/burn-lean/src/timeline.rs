@@ -172,7 +172,7 @@ fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
     }
     let mut parameters = Parameters(Vec::new());
     let armed = find(model, &mut WithPaths::new(&mut parameters));
-    let armed = armed.iter().filter(|found| !found.has_ended);
+    let armed = armed.iter().filter(|found| !found.has_ended());
     let armed: HashMap<_, _> = armed.map(|found| (found.id, &found.slot)).collect();
     let parameters = parameters.0.into_iter();
     parameters

@@ -254,7 +254,7 @@ fn armed_in<M: Module>(module: &M) -> Armed {
     let mut armed = Armed::default();
     let found = find(module, &mut bases);
     for (found, base) in found.into_iter().zip(bases.with_slot) {
-        if found.has_ended {
+        if found.has_ended() {
             continue;
         }
         assert!(
