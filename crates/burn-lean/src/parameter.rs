@@ -91,6 +91,14 @@ impl Found {
         matches!(self.holder, Holder::Abandoned | Holder::Copy(_))
     }
 
+    /// The weight of a copy.
+    pub(crate) fn copied(&self) -> Option<DispatchTensor> {
+        match &self.holder {
+            Holder::Copy(copy) => Some(copy.upgrade()?.weight.clone()),
+            _ => None,
+        }
+    }
+
     /// Whether its arming has ended, and the `Param` has its weight back.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.holder, Holder::Param)
@@ -262,6 +270,14 @@ impl Released {
 
     fn read(&self, base: DispatchTensor) -> DispatchTensor {
         if self.is_transparent() {
+            let is_placeholder = self.base.load(Ordering::Relaxed) == PLACEHOLDER
+                || node_of(&base) == Some(self.slot.leaf_id());
+            assert!(
+                !is_placeholder,
+                "gradient release: the weight of {} went to a copy of the model, whose parameter was \
+                 built anew; use the model that `step` or `disarm` returned",
+                path_text(&self.slot.path())
+            );
             return base;
         }
         let Some(leaf) = node_of(&base) else {

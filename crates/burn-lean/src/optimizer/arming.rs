@@ -13,7 +13,7 @@ use super::one_param;
 use super::restoring::{abandon, abandon_others, mapper_of, restore_mappers, weight_for};
 use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::added;
-use crate::parameter::{Found, Released, Holder};
+use crate::parameter::{Found, Holder, Released};
 use crate::path::{AnyParam, Path};
 use crate::recompute::without_tape;
 use crate::session::{Purpose, Session, Slot};

@@ -52,7 +52,8 @@ fn check_claim(
     let Some(slot) = session.slots().get(&id).cloned() else {
         // A parameter that was loaded under another id is stepped after backward.
         let is_elsewhere = |found: &&Found| found.is_armed && !is_own(session, found);
-        let found = found.filter(|found| grad.is_some() && (found.is_copy() || is_elsewhere(found)));
+        let found =
+            found.filter(|found| grad.is_some() && (found.is_copy() || is_elsewhere(found)));
         let Some(found) = found else {
             return surveyed.check_gradient(grad.as_ref());
         };

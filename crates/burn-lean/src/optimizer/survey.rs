@@ -15,7 +15,7 @@ use burn::tensor::{DType, Device, Shape};
 use super::one_param::{Ask, ask, may_refuse};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
-use crate::parameter::{Found, Released, Holder, find};
+use crate::parameter::{Found, Holder, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::recompute::{Mode, mode};
 use crate::session::{Session, Slot, some_are_armed};

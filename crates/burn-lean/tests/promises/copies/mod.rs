@@ -289,6 +289,35 @@ fn to_the_same_device_while_armed() {
     assert_eq!(bits(&model), plain_bits(&[0]));
 }
 
+/// The armed model keeps its weights, and the optimizer goes on with the copy: with its gradients, or
+/// with sums that the model was armed with.
+#[test]
+fn a_step_that_ends_with_a_copy() {
+    for has_sums in [false, true] {
+        let (model, mut optim, plain) = started();
+        let sums = match has_sums {
+            true => grads_of(&plain.0, 1),
+            false => GradientsParams::new(),
+        };
+        let model = optim.arm_accumulated(LR, model, sums);
+        let (copy, grads) = match has_sums {
+            true => (model.clone(), GradientsParams::new()),
+            false => {
+                let fork = model.clone().fork(&flex());
+                let grads = grads_of(&fork, 1);
+                (fork, grads)
+            }
+        };
+        let copy = optim.step(LR, copy, grads);
+        assert_eq!(model.values(), plain_values(&[0]), "sums {has_sums}");
+        assert_eq!(model.valid().values(), plain_values(&[0]));
+        assert_eq!(bits_of(model.loss(9)), bits_of(plain.0.loss(9)));
+        let model = optim.arm(LR, model);
+        assert_eq!(bits(&optim.disarm(model)), plain_bits(&[0]));
+        assert_goes_on(copy, &mut optim, train_plain(plain, &[1]));
+    }
+}
+
 /// They keep the weights that they were taken with.
 #[test]
 fn copies_moved_to_the_same_device_while_armed() {

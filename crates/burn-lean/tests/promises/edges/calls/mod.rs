@@ -261,6 +261,9 @@ fn a_model_whose_weight_was_taken_is_refused() {
     rebuilt.second = std::mem::replace(&mut model.second, small().second);
     let rebuilt = optim.disarm(rebuilt);
     assert_eq!(rebuilt.values(), plain_values(&[0]));
+    let what_to_do = "use the model that `step` or `disarm` returned";
+    assert_panics(|| model.tied.val(), what_to_do);
+    assert_panics(|| model.valid().tied.val(), what_to_do);
     let refused = optim.try_arm(LR, model).unwrap_err();
     assert_error!(refused.error(), Placeholder);
 }
