@@ -280,11 +280,14 @@ pub enum ReleaseError {
         value: f64,
     },
 
-    /// Clipping by the global norm needs the norm before the first step, and it was not measured.
+    /// Clipping by the global norm needs the norm before the first step, and it was not measured, or not
+    /// that of each gradient.
     #[error(
-        "the gradients are clipped by their global norm, and no backward pass has measured it; \
-         train with `two_passes`, or arm with `try_arm_to_measure` and end that pass with \
-         `try_measured` first; the sums of earlier micro-batches go to the first of the two"
+        "the gradients are clipped by their global norm, and no backward pass has measured it, or not \
+         of all of them; train with `two_passes`, or arm with `try_arm_to_measure`, run the same \
+         forward and backward pass, and end it with `try_measured` first; the sums of earlier \
+         micro-batches go to the first of the two (if backward has stepped with others already, load \
+         the last checkpoint into the model and the optimizer with `load_record`)"
     )]
     NotMeasured,
 

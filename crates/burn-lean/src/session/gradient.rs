@@ -81,7 +81,7 @@ impl Slot {
         let (taken, grad) = match state.purpose {
             Purpose::Step => {
                 let gradients = &mut session.stepper().gradients;
-                if gradients.stops() {
+                if gradients.stops_before(self.id()) {
                     // `step` will refuse, and hand the sum back.
                     (Taken::Skipped, None)
                 } else if gradients.must_be_finite() {

@@ -247,6 +247,15 @@ impl ReleaseOptimizer {
         if !grads.is_empty() || has_sums || survey.has_sums() {
             stepper.gradients.check_scaled()?;
         }
+        let is_taken = |id| slots.get(&id).is_some_and(|slot| slot.phase().is_taken());
+        let is_unmeasured = |surveyed: &Surveyed| {
+            let param = &surveyed.param;
+            let is_new = !is_taken(param.id) && stepper.gradients.is_unmeasured(param.id);
+            is_new && param.grad(grads).is_some()
+        };
+        if survey.params.iter().any(is_unmeasured) {
+            return Err(ReleaseError::NotMeasured);
+        }
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());
         }
