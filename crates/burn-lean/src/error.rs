@@ -104,7 +104,8 @@ pub enum ReleaseError {
     /// A copy of the armed model was given in its place.
     #[error(
         "{path} is of a copy of the armed model, whose weights stay as they were when it was \
-         taken; pass the model that `arm` returned"
+         taken; pass the model that `arm` returned, or make an ordinary model of the copy with \
+         `materialize()`"
     )]
     Copy {
         /// Path of the parameter in the model.
@@ -210,7 +211,8 @@ pub enum ReleaseError {
     /// Another optimizer, or an accumulator, has armed the parameter.
     #[error(
         "{path} is armed by another optimizer or accumulator; let every optimizer arm its own part \
-         of the model, and finish or `disarm` the other step first"
+         of the model, and finish or `disarm` the other step first; make an ordinary model of a copy \
+         that was taken meanwhile with `materialize()`"
     )]
     ArmedElsewhere {
         /// Path of the parameter in the model.

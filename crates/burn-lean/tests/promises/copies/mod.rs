@@ -5,6 +5,7 @@ mod changes;
 
 use burn::module::ParamId;
 use burn::nn::LinearLayout;
+use burn_lean::MixedPrecision;
 
 use crate::harness::prelude::*;
 use crate::small::{Halve, plain_bits, plain_values, read_or_refused};
@@ -187,6 +188,19 @@ fn the_best_so_far_is_given_to_burns_optimizer_as_it_is() {
     });
 }
 
+/// Each call that needs an ordinary model names the way to one.
+#[test]
+fn the_best_so_far_is_cast_or_stepped_as_it_is() {
+    each_copy(|mut kept| {
+        let cast = MixedPrecision::bf16().cast(kept.copy).unwrap_err();
+        assert_error!(cast.error(), ArmedElsewhere, "`materialize()`");
+        let copy = cast.into_model();
+        let grads = grads_of(&copy, 7);
+        let refused = kept.optim.try_step(LR, copy, grads).unwrap_err();
+        assert_error!(refused.error(), Copy, "`materialize()`");
+    });
+}
+
 /// Copies of two moments at once: each reads as its own.
 #[test]
 fn copies_of_both_sides_of_a_backward() {
@@ -275,20 +289,6 @@ fn a_fork_while_armed() {
     assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
-/// In plain Burn the tensors are no leaves any more: neither is stepped.
-#[test]
-fn to_the_same_device_while_armed() {
-    let (model, mut optim, plain) = started();
-    let model = optim.arm(LR, model).to_device(&flex());
-    assert_eq!(model.values(), plain_values(&[0]));
-    let plain = plain.0.to_device(&flex());
-    for model in [&model, &plain] {
-        assert!(grads_of(model, 1).is_empty());
-    }
-    let model = optim.step(LR, model, GradientsParams::new());
-    assert_eq!(bits(&model), plain_bits(&[0]));
-}
-
 /// The armed model keeps its weights, and the optimizer goes on with the copy: with its gradients, or
 /// with sums that the model was armed with.
 #[test]
@@ -316,6 +316,20 @@ fn a_step_that_ends_with_a_copy() {
         assert_eq!(bits(&optim.disarm(model)), plain_bits(&[0]));
         assert_goes_on(copy, &mut optim, train_plain(plain, &[1]));
     }
+}
+
+/// In plain Burn the tensors are no leaves any more: neither is stepped.
+#[test]
+fn to_the_same_device_while_armed() {
+    let (model, mut optim, plain) = started();
+    let model = optim.arm(LR, model).to_device(&flex());
+    assert_eq!(model.values(), plain_values(&[0]));
+    let plain = plain.0.to_device(&flex());
+    for model in [&model, &plain] {
+        assert!(grads_of(model, 1).is_empty());
+    }
+    let model = optim.step(LR, model, GradientsParams::new());
+    assert_eq!(bits(&model), plain_bits(&[0]));
 }
 
 /// They keep the weights that they were taken with.
