@@ -54,6 +54,9 @@ pub(super) fn arm<M: Module>(
                     session.slots().insert(*id, found.slot.clone());
                 }
                 if !found.is_copy() {
+                    if !found.is_armed {
+                        found.slot.forget_hooks();
+                    }
                     found.slot.rest();
                 }
             }

@@ -147,6 +147,12 @@ impl Slot {
         state.has_gone_on.store(!is_taken, Ordering::Relaxed);
     }
 
+    /// Refuses later backward passes over earlier forward passes.
+    pub(crate) fn forget_hooks(&self) {
+        let has_gone_on = std::mem::take(&mut self.state().has_gone_on);
+        has_gone_on.store(true, Ordering::Relaxed);
+    }
+
     /// Begins to watch for mappers that visit the parameter.
     pub(crate) fn watch(&self) {
         self.state().was_mapped = false;
