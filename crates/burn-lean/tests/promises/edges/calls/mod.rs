@@ -135,7 +135,7 @@ fn a_forward_pass_of_an_arming_that_has_ended_is_refused() {
     let grads = GradientsParams::from_grads(of_first(&model).backward(), &model);
     accumulator.accumulate(&model, grads);
     model = optim.arm_accumulated(LR, model, accumulator.grads());
-    assert_panics(|| kept.backward(), "before the last micro-batch is armed");
+    assert_panics(|| kept.backward(), "before the next micro-batch is armed");
     let _ = optim.step(LR, model, GradientsParams::new());
 }
 
