@@ -105,7 +105,7 @@ pub(crate) fn check_groups<M: Module>(
     let paths: Vec<String> = params.into_iter().map(|(_, path)| path).collect();
     Err(ReleaseError::EmptyGroup {
         group: match wanted[..] {
-            [] => "the ids given".into(),
+            [] => "the ids given, or of nothing (`no_decay` of matrices alone: leave it out)".into(),
             _ => format!("{wanted:?}"),
         },
         near: nearest(&wanted, &paths),
