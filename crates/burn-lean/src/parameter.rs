@@ -91,6 +91,18 @@ impl Found {
         matches!(self.holder, Holder::Abandoned | Holder::Copy(_))
     }
 
+    /// Whether it belongs to a step that was interrupted, or to a copy of a model in the middle of one.
+    pub(crate) fn is_half(&self) -> bool {
+        match &self.holder {
+            Holder::Slot => self.slot.is_stepped() || !self.slot.has_weight(),
+            Holder::Copy(copy) => {
+                let is_new = |copy: Arc<Snapshot>| copy.after_step && self.slot.is_current(&copy);
+                copy.upgrade().is_some_and(is_new)
+            }
+            Holder::Abandoned | Holder::Param => false,
+        }
+    }
+
     /// The weight of a copy.
     pub(crate) fn copied(&self) -> Option<DispatchTensor> {
         match &self.holder {

@@ -142,9 +142,8 @@ impl Survey {
     /// Whether a step over the model was interrupted. Such a model is refused until weights are loaded
     /// into it.
     pub(super) fn was_interrupted(&self) -> bool {
-        let is_half = |found: &Found| found.slot.is_stepped() || !found.slot.has_weight();
         let mut found = self.found.values();
-        found.any(|found| found.is_open() && is_half(found))
+        found.any(|found| found.is_open() && found.is_half())
     }
 
     /// The ids of all parameters.
@@ -256,10 +255,9 @@ impl Survey {
             let found = self.found.get(&surveyed.param.id);
             // Unless a weight was loaded since.
             found.is_some_and(|found| {
-                found.is_open()
+                found.is_half()
                     && !found.is_armed
                     && surveyed.holds == Holds::Placeholder
-                    && (found.slot.is_stepped() || !found.slot.has_weight())
                     && !is_own(session, found)
             })
         };
