@@ -49,7 +49,8 @@ pub(super) fn arm<M: Module>(
             });
             for (id, found) in &survey.found {
                 // Not those of parameters that were frozen since.
-                let is_open = found.slot.is_of(session) && !found.slot.phase().has_ended();
+                let is_open =
+                    found.slot.is_of(Arc::as_ptr(session)) && !found.slot.phase().has_ended();
                 if is_open && is_free(session, found) {
                     session.slots().insert(*id, found.slot.clone());
                 }

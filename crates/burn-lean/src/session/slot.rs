@@ -157,8 +157,8 @@ impl Slot {
         self.state().session.upgrade()
     }
 
-    /// Whether it was armed last in this session.
-    pub(crate) fn is_of(&self, session: &Session) -> bool {
+    /// Whether it was armed last in this session, which may be gone.
+    pub(crate) fn is_of(&self, session: *const Session) -> bool {
         std::ptr::eq(self.state().session.as_ptr(), session)
     }
 

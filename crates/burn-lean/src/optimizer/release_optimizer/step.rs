@@ -51,7 +51,11 @@ impl ReleaseOptimizer {
         let lr = lr.into();
         let survey = Survey::of(&model);
         let reduced = self.session.wait_for_reductions();
+        let of_others = self.take_sums_of_others(&survey);
         if let Err(error) = reduced.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
+            if !of_others.is_empty() {
+                self.session.stepper().sums = of_others;
+            }
             return Err(Refused::with_grads(model, grads, error));
         }
         let model = match self.is_armed() || survey.found.is_empty() {
