@@ -73,7 +73,9 @@ impl Slot {
     ) -> DispatchTensor {
         if let Some(before) = self.session() {
             // A model with adapters keeps its slots, and an accumulator may still have them.
-            before.slots().retain(|_, slot| !std::ptr::eq(&**slot, self));
+            before
+                .slots()
+                .retain(|_, slot| !std::ptr::eq(&**slot, self));
         }
         let (state, leaf) = State::arm(base, session);
         self.id.store(param.id.val(), Ordering::Relaxed);

@@ -119,8 +119,8 @@ fn calls_at_the_wrong_moment_are_refused() {
                 (error, model, grads)
             }
             Call::Measured => {
-                let error = optim.try_measured(&model, grads).unwrap_err();
-                (error, model, GradientsParams::new())
+                let refused = optim.try_measured(&model, grads).unwrap_err();
+                (refused.error().clone(), model, refused.into_given().1)
             }
         };
         assert_eq!(kind(&error), expected, "{call:?}, {moment:?}");
@@ -141,10 +141,11 @@ fn gradients_of_other_than_one_backward_are_refused() {
     let (mut optim, model, _) = at(Moment::Backward);
     let none = GradientsParams::new();
     let unclaimed = optim.try_measured(&model, none).unwrap_err();
-    assert_eq!(kind(&unclaimed), "Unclaimed");
+    assert_eq!(kind(unclaimed.error()), "Unclaimed");
     let second = grads_of(&model, 0);
     let twice = optim.try_measured(&model, second).unwrap_err();
-    assert_eq!(kind(&twice), "MeasuredTwice");
+    assert_eq!(kind(twice.error()), "MeasuredTwice");
+    assert_eq!(twice.into_given().1.len(), PARAMS);
     finishes(optim, model);
 }
 
@@ -155,8 +156,8 @@ fn a_gradient_that_was_not_measured_is_refused() {
     let (mut optim, model, _) = at(Moment::Measuring);
     drop(model.loss(0));
     let none = GradientsParams::new();
-    let error = ReleaseError::from(optim.try_measured(&model, none).unwrap_err());
-    assert_eq!(kind(&error), "NoForward");
+    let refused = optim.try_measured(&model, none).unwrap_err();
+    assert_eq!(kind(refused.error()), "NoForward");
     finishes(optim, model);
 
     // It came to some parameters only.
@@ -195,8 +196,8 @@ fn a_norm_is_for_one_step() {
         let record = optim.to_record();
         let mut optim = optim.load_record(record);
         let none = GradientsParams::new();
-        let error = optim.try_measured(&model, none).unwrap_err();
-        assert_eq!(error, ReleaseError::NotMeasuring);
+        let refused = optim.try_measured(&model, none).unwrap_err();
+        assert_eq!(*refused.error(), ReleaseError::NotMeasuring);
         let refused = optim.try_arm(LR, model).unwrap_err();
         assert_eq!(*refused.error(), ReleaseError::NotMeasured);
         finishes(optim, refused.into_model());
