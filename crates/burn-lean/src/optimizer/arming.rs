@@ -126,26 +126,17 @@ fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
 /// Takes the sums of earlier micro-batches that a model was armed with, also by an optimizer that is
 /// gone.
 pub(super) fn take_sums(session: &Session, survey: &Survey) -> GradientsParams {
-    let left = std::mem::take(&mut session.stepper().sums);
+    let mut left = std::mem::take(&mut session.stepper().sums);
     let mut sums = sums_of(survey);
     let slots = session.slots();
     let own = slots.iter();
     sums.extend(own.filter_map(|(id, slot)| Some((*id, slot.take_sum()?))));
-    registered(survey, sums, left)
-}
-
-/// Adds the sums of a model's parameters to gradients.
-fn registered(
-    survey: &Survey,
-    mut sums: HashMap<ParamId, DispatchTensor>,
-    mut grads: GradientsParams,
-) -> GradientsParams {
     for Surveyed { param, .. } in &survey.params {
         if let Some(sum) = sums.remove(&param.id) {
-            param.put_grad(&mut grads, sum);
+            param.put_grad(&mut left, sum);
         }
     }
-    grads
+    left
 }
 
 /// Makes an ordinary model of one that another arming has left, or of a copy of an armed model.

@@ -439,18 +439,16 @@ impl PathVisitor for Survey {
                 }
             }
         }
-        // A frozen parameter that nobody has read yet need not be initialized.
-        let is_read = is_trained || param.is_initialized();
-        let base = is_read.then(|| param.base().into_dispatch());
+        let base = param.base().into_dispatch();
         self.params.push(Surveyed {
             param: AnyParam::new(path, param),
-            leaf: base.as_ref().and_then(node_of),
+            leaf: node_of(&base),
             device: param.lazy_device(),
-            dtype: base.as_ref().map_or(DType::F32, TensorMetadata::dtype),
+            dtype: base.dtype(),
             ask: ask::<D>,
             is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,
-            base,
+            base: Some(base),
             holds: Holds::Weight,
         });
     }
