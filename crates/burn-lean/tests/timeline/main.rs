@@ -395,7 +395,7 @@ fn a_copy_of_an_armed_model_is_left_out() {
     timeline::forward(&copy, || plain(&copy, input(4, 8)));
     drop(optim.disarm(armed));
     timeline::forward(&copy, || plain(&copy, input(4, 8)));
-    assert_eq!(recording.finish().unwrap().parameters, []);
+    assert!(recording.finish().unwrap().parameters.is_empty());
 }
 
 /// Whether a peak is foretold, to a twentieth.
