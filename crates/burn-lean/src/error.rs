@@ -104,7 +104,8 @@ pub enum ReleaseError {
     /// A copy of the armed model was given in its place.
     #[error(
         "{path} is of a copy of the armed model, whose weights stay as they were when it was \
-         taken; pass the model that `arm` returned"
+         taken; pass the model that `arm` returned, or make an ordinary model of the copy with \
+         `materialize()`"
     )]
     Copy {
         /// Path of the parameter in the model.
@@ -210,7 +211,8 @@ pub enum ReleaseError {
     /// Another optimizer, or an accumulator, has armed the parameter.
     #[error(
         "{path} is armed by another optimizer or accumulator; let every optimizer arm its own part \
-         of the model, and finish or `disarm` the other step first"
+         of the model, and finish or `disarm` the other step first; make an ordinary model of a copy \
+         that was taken meanwhile with `materialize()`"
     )]
     ArmedElsewhere {
         /// Path of the parameter in the model.
@@ -280,11 +282,14 @@ pub enum ReleaseError {
         value: f64,
     },
 
-    /// Clipping by the global norm needs the norm before the first step, and it was not measured.
+    /// Clipping by the global norm needs the norm before the first step, and it was not measured, or not
+    /// that of each gradient.
     #[error(
-        "the gradients are clipped by their global norm, and no backward pass has measured it; \
-         train with `two_passes`, or arm with `try_arm_to_measure` and end that pass with \
-         `try_measured` first; the sums of earlier micro-batches go to the first of the two"
+        "the gradients are clipped by their global norm, and no backward pass has measured it, or not \
+         of all of them; train with `two_passes`, or arm with `try_arm_to_measure`, run the same \
+         forward and backward pass, and end it with `try_measured` first; the sums of earlier \
+         micro-batches go to the first of the two (if backward has stepped with others already, load \
+         the last checkpoint into the model and the optimizer with `load_record`)"
     )]
     NotMeasured,
 

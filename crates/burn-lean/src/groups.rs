@@ -1,11 +1,12 @@
 //! Groups of parameters, by their paths in a model.
 
-use burn::module::{Module, ParamGroup, ParamId};
+use burn::Tensor;
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
 use crate::error::ReleaseError;
-use crate::path::{Path, params_of, path_text};
+use crate::path::{Path, PathVisitor, WithPaths, params_of, path_text};
 
 /// The group of parameters that are usually trained without weight decay: biases, normalisation
 /// layers and embeddings.
@@ -90,9 +91,16 @@ pub(crate) fn check_groups<M: Module>(
     if groups.is_empty() {
         return Ok(());
     }
-    let params = params_of(model).into_iter();
-    let params = params.map(|param| (param.id, path_text(&param.path)));
-    let params: Vec<(ParamId, String)> = params.collect();
+    // Reads no weight, which would draw it.
+    struct Params(Vec<(ParamId, String)>);
+    impl PathVisitor for Params {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            self.0.push((param.id, path_text(path)));
+        }
+    }
+    let mut params = Params(Vec::new());
+    model.visit(&mut WithPaths::new(&mut params));
+    let params = params.0;
     let is_empty = |group: &&ParamGroup| {
         let mut params = params.iter();
         !params.any(|(id, path)| group.matches(id, Some(path)))
@@ -105,7 +113,9 @@ pub(crate) fn check_groups<M: Module>(
     let paths: Vec<String> = params.into_iter().map(|(_, path)| path).collect();
     Err(ReleaseError::EmptyGroup {
         group: match wanted[..] {
-            [] => "the ids given".into(),
+            [] => {
+                "the ids given, or of nothing (`no_decay` of matrices alone: leave it out)".into()
+            }
             _ => format!("{wanted:?}"),
         },
         near: nearest(&wanted, &paths),

@@ -11,6 +11,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
+use crate::backend::plain;
 use crate::marks;
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
@@ -28,7 +29,7 @@ thread_local! {
 
 /// What clones that share their slots are for.
 pub(crate) enum Share {
-    /// The module of a scope. There, all parameters are constants: so it says which are apart from
+    /// The module of a scope. It has no leaf of the model: so it says which parameters are apart from
     /// the armed ones, frozen or with a leaf of their own, by their [places](Found::place).
     Scope { apart: HashSet<usize> },
     /// The model itself.
@@ -59,25 +60,60 @@ pub(crate) struct Found {
     pub(crate) slot: Arc<Slot>,
     /// The address of its reparameterization. A module may have two of one id.
     pub(crate) place: usize,
-    /// Whether it belongs to the module of a scope, in which all bases are constants.
-    pub(crate) is_in_scope: bool,
-    /// Whether it belongs to a copy of the armed model.
-    pub(crate) is_copy: bool,
-    /// Whether it is of the armed model itself, in whose place another was armed: like a copy, it is no
-    /// longer stepped.
-    pub(crate) is_abandoned: bool,
+    pub(crate) role: Role,
+    pub(crate) holder: Holder,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
     /// Whether its arming has not ended.
     pub(crate) is_armed: bool,
-    /// Whether its arming has ended, and the `Param` has its weight back.
-    pub(crate) has_ended: bool,
+}
+
+/// What holds the weight of a parameter that was armed.
+pub(crate) enum Holder {
+    /// The slot, for the model itself, whoever has armed it.
+    Slot,
+    /// The slot, but another model was armed in place of this one: like a copy, it is no longer stepped.
+    Abandoned,
+    /// A copy of the model.
+    Copy(Weak<Snapshot>),
+    /// The `Param`: the arming has ended.
+    Param,
 }
 
 impl Found {
-    /// Whether the slot holds the place of the weight in the model itself, whoever has armed it.
+    /// Whether the slot holds the weight, for the model itself.
     pub(crate) fn is_open(&self) -> bool {
-        !(self.is_copy || self.has_ended)
+        matches!(self.holder, Holder::Slot)
+    }
+
+    /// Whether it keeps its weight, and is not stepped.
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.holder, Holder::Abandoned | Holder::Copy(_))
+    }
+
+    /// Whether it belongs to a step that was interrupted, or to a copy of a model in the middle of one.
+    pub(crate) fn is_half(&self) -> bool {
+        match &self.holder {
+            Holder::Slot => self.slot.is_stepped() || !self.slot.has_weight(),
+            Holder::Copy(copy) => {
+                let is_new = |copy: Arc<Snapshot>| copy.after_step && self.slot.is_current(&copy);
+                copy.upgrade().is_some_and(is_new)
+            }
+            Holder::Abandoned | Holder::Param => false,
+        }
+    }
+
+    /// The weight of a copy.
+    pub(crate) fn copied(&self) -> Option<DispatchTensor> {
+        match &self.holder {
+            Holder::Copy(copy) => Some(copy.upgrade()?.weight.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether its arming has ended, and the `Param` has its weight back.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.holder, Holder::Param)
     }
 }
 
@@ -93,7 +129,7 @@ pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
     struct Visitor;
     impl ModuleVisitor for Visitor {}
     let found = find(model, &mut Visitor);
-    let armed = found.iter().find(|found| !found.has_ended)?;
+    let armed = found.iter().find(|found| !found.has_ended())?;
     Some(path_text(&armed.slot.path()))
 }
 
@@ -112,7 +148,7 @@ pub(crate) struct Released {
 
 /// What the parameter is part of.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Role {
+pub(crate) enum Role {
     /// A model.
     Model,
     /// The module of a scope.
@@ -246,6 +282,14 @@ impl Released {
 
     fn read(&self, base: DispatchTensor) -> DispatchTensor {
         if self.is_transparent() {
+            let is_placeholder = self.base.load(Ordering::Relaxed) == PLACEHOLDER
+                || node_of(&base) == Some(self.slot.leaf_id());
+            assert!(
+                !is_placeholder,
+                "gradient release: the weight of {} went to a copy of the model, whose parameter was \
+                 built anew; use the model that `step` or `disarm` returned",
+                path_text(&self.slot.path())
+            );
             return base;
         }
         let Some(leaf) = node_of(&base) else {
@@ -260,7 +304,12 @@ impl Released {
         // The module of a scope holds no leaf of the model. What `forward` has captured does.
         let is_in_scope = mode() != Mode::Tape && self.role == Role::Scope;
         if is_in_scope && self.is_the_slots() && self.has_placeholder(&base) {
-            return self.read_armed(base);
+            // Frozen inside of the scope, it is used all the same: no step may come before backward.
+            let read = self.read_armed(base.clone());
+            return match is_tracked(&base) {
+                true => read,
+                false => constant(plain(read), base.autodiff),
+            };
         }
         if !self.has_placeholder(&base) {
             return base;
@@ -307,18 +356,20 @@ impl Released {
     }
 
     fn found(&self) -> Found {
-        let is_transparent = self.is_transparent();
-        let has_ended = !is_transparent && self.slot.phase().has_ended();
+        let holder = match &self.copy {
+            Some(copy) => Holder::Copy(Arc::downgrade(copy)),
+            None if self.is_transparent() => Holder::Param,
+            None if self.slot.phase().has_ended() => Holder::Abandoned,
+            None => Holder::Slot,
+        };
         Found {
             id: self.slot.id(),
             slot: self.slot.clone(),
             place: self.place(),
-            is_in_scope: self.role != Role::Model,
-            is_copy: !is_transparent && (self.copy.is_some() || has_ended),
-            is_abandoned: self.copy.is_none() && has_ended,
+            role: self.role,
+            holder,
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
-            has_ended: is_transparent,
         }
     }
 }

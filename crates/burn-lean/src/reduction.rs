@@ -245,9 +245,11 @@ impl InFlight {
     pub(crate) fn weight_from_owner(
         &self,
         param: ParamId,
-        weight: Tensor<1>,
-    ) -> Result<Tensor<1>, ReleaseError> {
-        self.tried(self.reduction.weight_from_owner(param, weight))
+        weight: DispatchTensor,
+    ) -> Result<DispatchTensor, ReleaseError> {
+        let shape = weight.shape();
+        let stepped = self.reduction.weight_from_owner(param, flat(weight));
+        Ok(shaped(self.tried(stepped)?, shape))
     }
 
     fn note_completed(&self) {

@@ -151,7 +151,8 @@ impl Reparameterization for Watched {
 }
 
 /// The parameters of a model, each with the address of its memory. One that is not initialized yet
-/// is left out: reading it here would change the order in which parameters draw random numbers.
+/// is left out: reading it here would change the order in which parameters draw random numbers. So are those
+/// of a copy of an armed model, whose memory is not the model's.
 fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
     struct Parameters(Vec<(ParamId, Parameter, Option<usize>)>);
     impl PathVisitor for Parameters {
@@ -172,13 +173,14 @@ fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
     }
     let mut parameters = Parameters(Vec::new());
     let armed = find(model, &mut WithPaths::new(&mut parameters));
-    let armed = armed.iter().filter(|found| !found.has_ended);
-    let armed: HashMap<_, _> = armed.map(|found| (found.id, &found.slot)).collect();
+    let armed = armed.iter().filter(|found| !found.has_ended());
+    let armed: HashMap<_, _> = armed.map(|found| (found.id, found)).collect();
     let parameters = parameters.0.into_iter();
     parameters
         .filter_map(|(id, parameter, of_base)| {
             let address = match armed.get(&id) {
-                Some(slot) => address(&slot.weight()),
+                Some(found) if found.is_copy() => None,
+                Some(found) => address(&found.slot.weight()),
                 None => of_base,
             };
             Some((parameter, address?))

@@ -92,7 +92,7 @@ pub enum ReplicaError {
     /// A model in the middle of a step.
     #[error(
         "{path} is armed, and has no weight of its own: give the model to `broadcast` or `verify` \
-         before `arm`, or after `step`"
+         before `arm`, or after `step`, and `materialize()` a copy that was taken between"
     )]
     Armed {
         /// Path of the parameter in the model.

@@ -238,6 +238,10 @@ impl GradientTransform {
         self.step.norms.contains(param)
     }
 
+    pub(crate) fn has_measured(&self) -> bool {
+        !self.step.norms.is_empty()
+    }
+
     /// Forgets the norms of all other parameters.
     pub(crate) fn keep_measured(&mut self, is_kept: impl Fn(ParamId) -> bool) {
         self.step.norms.retain(is_kept);
@@ -303,16 +307,22 @@ impl GradientTransform {
         }
     }
 
-    /// Whether no further gradient can be stepped with.
-    pub(crate) fn stops(&mut self) -> bool {
+    /// Whether no gradient can be stepped with from that of this parameter on.
+    pub(crate) fn stops_before(&mut self, param: ParamId) -> bool {
         if self.step.stop.is_none() {
             let refused = match self.step.measured {
                 None if self.needs_two_passes() => Err(ReleaseError::NotMeasured),
+                Some(_) if self.is_unmeasured(param) => Err(ReleaseError::NotMeasured),
                 _ => self.check_scaled(),
             };
             self.step.stop = refused.err().map(Stop::Refused);
         }
         self.step.stop.is_some() || self.is_overflown()
+    }
+
+    /// Whether the pass that measures had no gradient of a parameter that has one now.
+    pub(crate) fn is_unmeasured(&self, param: ParamId) -> bool {
+        self.needs_two_passes() && self.step.measured.is_some() && !self.is_measured(param)
     }
 
     /// Returns the gradient to step with; `None` skips the step.
@@ -324,7 +334,7 @@ impl GradientTransform {
         weight: &Tensor<D>,
         grad: Tensor<D>,
     ) -> Option<Tensor<D>> {
-        if self.stops() {
+        if self.stops_before(param) {
             return None;
         }
         let dtype = grad.dtype();

@@ -74,7 +74,6 @@ impl Default for ReleaseAccumulator {
 /// The sums go with their accumulator, as those of Burn's, also where a model was armed with them.
 impl Drop for ReleaseAccumulator {
     fn drop(&mut self) {
-        self.let_go();
         for slot in self.session.slots().values() {
             slot.take_sum();
         }
@@ -106,17 +105,6 @@ impl ReleaseAccumulator {
         }
     }
 
-    /// Lets go of the parameters of a model with adapters that were armed elsewhere since.
-    fn let_go(&self) {
-        let mut slots = self.session.slots();
-        slots.retain(|_, slot| slot.is_of(&self.session));
-    }
-
-    fn survey<M: Module>(&self, model: &M) -> Survey {
-        self.let_go();
-        Survey::of(model)
-    }
-
     /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
     /// gradients is added to its sum inside backward. No weight changes.
     ///
@@ -134,7 +122,7 @@ impl ReleaseAccumulator {
     /// A [`ReleaseError`] if the last micro-batch has not [ended](Self::accumulate), the sums are
     /// with another model, or this one cannot be armed.
     pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
-        let survey = self.survey(&model);
+        let survey = Survey::of(&model);
         let checked = self
             .check_accumulated()
             .and_then(|()| survey.check(&self.session));
@@ -196,7 +184,7 @@ impl ReleaseAccumulator {
         model: &M,
         grads: GradientsParams,
     ) -> Result<(), Refused<(), GradientsParams>> {
-        let survey = self.survey(model);
+        let survey = Survey::of(model);
         if let Err(error) = self.check(&survey, &grads) {
             return Err(Refused::with_grads((), grads, error));
         }
@@ -207,7 +195,7 @@ impl ReleaseAccumulator {
     /// [`accumulate`](Self::accumulate), which allows a model without a forward pass.
     #[cfg(feature = "train")]
     pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
-        let survey = self.survey(model);
+        let survey = Survey::of(model);
         match self.check(&survey, &grads) {
             Ok(()) | Err(ReleaseError::NoForward) => self.end(&survey, grads),
             Err(error) => expect(Err(error)),
@@ -275,7 +263,6 @@ impl ReleaseAccumulator {
     #[cfg(feature = "train")]
     pub(crate) fn cancel<M: Module>(&mut self, model: M) -> M {
         self.grads = GradientsParams::new();
-        self.let_go();
         if self.session.slots().is_empty() {
             return model;
         }

@@ -13,7 +13,7 @@ use super::one_param;
 use super::restoring::{abandon, abandon_others, mapper_of, restore_mappers, weight_for};
 use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::added;
-use crate::parameter::{Found, Released};
+use crate::parameter::{Found, Holder, Released};
 use crate::path::{AnyParam, Path};
 use crate::recompute::without_tape;
 use crate::session::{Purpose, Session, Slot};
@@ -31,7 +31,7 @@ pub(super) fn arm<M: Module>(
     // The hooks of a forward pass cannot be used again after a backward that has panicked.
     let is_unused = !session.has_begun();
     let is_kept =
-        |found: &Found| is_unused && is_own(session, found) && found.is_armed && !found.is_copy;
+        |found: &Found| is_unused && is_own(session, found) && found.is_armed && !found.is_copy();
     let mut left = HashMap::new();
     let is_in_place = session
         .slots()
@@ -49,11 +49,15 @@ pub(super) fn arm<M: Module>(
             });
             for (id, found) in &survey.found {
                 // Not those of parameters that were frozen since.
-                let is_open = found.slot.is_of(session) && !found.slot.phase().has_ended();
+                let is_open =
+                    found.slot.is_of(Arc::as_ptr(session)) && !found.slot.phase().has_ended();
                 if is_open && is_free(session, found) {
                     session.slots().insert(*id, found.slot.clone());
                 }
-                if !found.is_copy {
+                if !found.is_copy() {
+                    if !found.is_armed {
+                        found.slot.forget_hooks();
+                    }
                     found.slot.rest();
                 }
             }
@@ -122,26 +126,17 @@ fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
 /// Takes the sums of earlier micro-batches that a model was armed with, also by an optimizer that is
 /// gone.
 pub(super) fn take_sums(session: &Session, survey: &Survey) -> GradientsParams {
-    let left = std::mem::take(&mut session.stepper().sums);
+    let mut left = std::mem::take(&mut session.stepper().sums);
     let mut sums = sums_of(survey);
     let slots = session.slots();
     let own = slots.iter();
     sums.extend(own.filter_map(|(id, slot)| Some((*id, slot.take_sum()?))));
-    registered(survey, sums, left)
-}
-
-/// Adds the sums of a model's parameters to gradients.
-fn registered(
-    survey: &Survey,
-    mut sums: HashMap<ParamId, DispatchTensor>,
-    mut grads: GradientsParams,
-) -> GradientsParams {
     for Surveyed { param, .. } in &survey.params {
         if let Some(sum) = sums.remove(&param.id) {
-            param.put_grad(&mut grads, sum);
+            param.put_grad(&mut left, sum);
         }
     }
-    grads
+    left
 }
 
 /// Makes an ordinary model of one that another arming has left, or of a copy of an armed model.
@@ -152,15 +147,18 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
         .map(|(id, found)| (*id, found.slot.mapper()));
     let mappers: HashMap<_, _> = mappers.collect();
     let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
-    let own = survey.found.values().filter(|found| !found.is_copy);
+    let own = survey.found.values().filter(|found| !found.is_copy());
     own.for_each(|found| found.slot.go_on());
     model
 }
 
 /// Whether the slot of a model with adapters may be armed again: its arming has ended, or was left.
 fn is_free(session: &Session, found: &Found) -> bool {
-    let is_left = !(found.is_armed || found.is_copy || is_own(session, found));
-    found.has_ended || found.is_abandoned || is_left
+    match found.holder {
+        Holder::Slot => !(found.is_armed || is_own(session, found)),
+        Holder::Abandoned | Holder::Param => true,
+        Holder::Copy(_) => false,
+    }
 }
 
 /// Moves weights into the slots of existing reparameterizations.
@@ -183,12 +181,12 @@ impl ModuleMapper for ArmAgain<'_> {
             return param;
         };
         let (id, base, mapper) = param.consume();
-        if found.has_ended {
+        if found.has_ended() {
             // It may have got others between two steps.
             found.slot.set_mapper(Arc::new(mapper.clone()));
         }
         // Between two armings, or loaded since.
-        let is_weight = found.has_ended || surveyed.is_replaced(&found.slot);
+        let is_weight = found.has_ended() || surveyed.is_replaced(&found.slot);
         let base = match is_weight {
             true => base,
             false => weight_for(&found.slot, base),

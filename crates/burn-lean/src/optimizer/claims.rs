@@ -52,12 +52,13 @@ fn check_claim(
     let Some(slot) = session.slots().get(&id).cloned() else {
         // A parameter that was loaded under another id is stepped after backward.
         let is_elsewhere = |found: &&Found| found.is_armed && !is_own(session, found);
-        let found = found.filter(|found| grad.is_some() && (found.is_copy || is_elsewhere(found)));
+        let found =
+            found.filter(|found| grad.is_some() && (found.is_copy() || is_elsewhere(found)));
         let Some(found) = found else {
             return surveyed.check_gradient(grad.as_ref());
         };
         let path = path_text(&found.slot.path());
-        return Err(match found.is_copy {
+        return Err(match found.is_copy() {
             true => ReleaseError::Copy { path },
             false => ReleaseError::ArmedElsewhere { path },
         });

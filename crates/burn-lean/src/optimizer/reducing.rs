@@ -65,10 +65,8 @@ pub(super) fn from_owner<const D: usize>(
     param: ParamId,
     weight: Tensor<D>,
 ) -> Result<Tensor<D>, ReleaseError> {
-    let shape = weight.shape();
-    let flat = weight.reshape([shape.num_elements()]);
-    let flat = in_flight.weight_from_owner(param, flat)?;
-    Ok(flat.reshape(shape.dims::<D>()))
+    let weight = in_flight.weight_from_owner(param, weight.into_dispatch())?;
+    Ok(Tensor::from_dispatch(weight))
 }
 
 struct Owners<'a> {

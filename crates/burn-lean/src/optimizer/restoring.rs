@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
 use super::survey::Survey;
+use crate::parameter::Found;
 use crate::session::{Session, Slot};
 use crate::tape::is_replaced;
 
@@ -26,7 +27,7 @@ pub(super) fn restore<M: Module>(session: &Session, model: M, survey: &Survey) -
         survey,
     });
     for slot in slots.values().filter(|slot| !slot.phase().has_ended()) {
-        // Its parameter is not in the model, or something else was loaded into it.
+        // Its parameter is not in the model, or is that of a copy, or something else was loaded into it.
         slot.abandon();
     }
     session.disarm();
@@ -76,13 +77,17 @@ impl ModuleMapper for Restore<'_> {
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
         let mapper = mapper_of::<D>(&slot.mapper());
+        let found = self.survey.found.get(&id);
+        let found = found.filter(|found| Arc::ptr_eq(slot, &found.slot));
         let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
-            // Loaded since: it stays. Another model with this id leaves its weight to the slot.
-            let found = self.survey.found.get(&id);
-            if found.is_some_and(|found| Arc::ptr_eq(slot, &found.slot)) {
+            // Loaded since: it stays. Another model with this id, or a copy, leaves its weight to the slot.
+            if found.is_some_and(|found| !found.is_copy()) {
                 slot.drop_weight();
             }
             base
+        } else if let Some(weight) = found.and_then(Found::copied) {
+            let strategy = base.gradient_checkpointing_strategy();
+            as_param(Tensor::from_dispatch(weight), strategy, is_active)
         } else {
             weight_for(slot, base).set_require_grad(is_active)
         };

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Device, Shape};
 use super::one_param::{Ask, ask, may_refuse};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
-use crate::parameter::{Found, Released, find};
+use crate::parameter::{Found, Holder, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::recompute::{Mode, mode};
 use crate::session::{Session, Slot, some_are_armed};
@@ -70,7 +70,7 @@ impl Holds {
         // Elsewhere, any NaN looks like what was computed from a placeholder.
         let (leaf, tells) = match found {
             // Unless a copy that was built anew has taken the weight.
-            Some(found) if found.has_ended && node_of(base) != Some(found.slot.leaf_id()) => {
+            Some(found) if found.has_ended() && node_of(base) != Some(found.slot.leaf_id()) => {
                 return Self::Weight;
             }
             Some(found) => (Some(found.slot.leaf_id()), true),
@@ -123,7 +123,7 @@ impl Survey {
     /// are kept by id, as Burn's.
     pub(super) fn own_slot(&self, id: ParamId) -> Option<&Arc<Slot>> {
         let found = self.found.get(&id)?;
-        (!found.is_copy && found.id == id).then_some(&found.slot)
+        (!found.is_copy() && found.id == id).then_some(&found.slot)
     }
 
     /// Whether the model has sums of earlier micro-batches, also from an optimizer that is gone.
@@ -135,16 +135,15 @@ impl Survey {
     /// The slots of parameters that were loaded under another id.
     pub(super) fn renamed(&self) -> HashSet<*const Slot> {
         let found = self.found.iter();
-        let renamed = found.filter(|(id, found)| found.id != **id && !found.is_copy);
+        let renamed = found.filter(|(id, found)| found.id != **id && !found.is_copy());
         renamed.map(|(_, found)| Arc::as_ptr(&found.slot)).collect()
     }
 
     /// Whether a step over the model was interrupted. Such a model is refused until weights are loaded
     /// into it.
     pub(super) fn was_interrupted(&self) -> bool {
-        let is_half = |found: &Found| found.slot.is_stepped() || !found.slot.has_weight();
         let mut found = self.found.values();
-        found.any(|found| found.is_open() && is_half(found))
+        found.any(|found| found.is_open() && found.is_half())
     }
 
     /// The ids of all parameters.
@@ -167,7 +166,7 @@ impl Survey {
     /// Whether a parameter has a placeholder, and has lost the slot of its weight.
     pub(super) fn is_bare(&self, surveyed: &Surveyed) -> bool {
         let found = self.found.get(&surveyed.param.id);
-        surveyed.holds == Holds::Placeholder && found.is_none_or(|found| found.has_ended)
+        surveyed.holds == Holds::Placeholder && found.is_none_or(|found| found.has_ended())
     }
 
     /// Checks that the model can be armed.
@@ -194,7 +193,7 @@ impl Survey {
                 });
             }
             let found = self.found.get(&surveyed.param.id);
-            let is_copy = found.is_some_and(|found| found.is_copy && !found.is_abandoned);
+            let is_copy = found.is_some_and(|found| matches!(found.holder, Holder::Copy(_)));
             if self.has_adapters && is_copy {
                 return Err(ReleaseError::CopyWithAdapters {
                     path: surveyed.path(),
@@ -229,7 +228,7 @@ impl Survey {
     /// Checks that no other optimizer or accumulator has armed a parameter.
     pub(super) fn check_elsewhere(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_elsewhere =
-            |found: &&Found| found.is_armed && !found.is_copy && !is_own(session, found);
+            |found: &&Found| found.is_armed && !found.is_copy() && !is_own(session, found);
         match self.found.values().find(is_elsewhere) {
             None => Ok(()),
             Some(found) => Err(ReleaseError::ArmedElsewhere {
@@ -247,7 +246,7 @@ impl Survey {
     /// Burn does.
     pub(super) fn has_plain_sums(&self) -> bool {
         let mut armed = self.found.values();
-        armed.all(|found| found.is_copy || found.has_ended || found.slot.has_plain_sums())
+        armed.all(|found| !found.is_open() || found.slot.has_plain_sums())
     }
 
     /// Checks that no parameter was left by an optimizer in the middle of a step.
@@ -256,10 +255,9 @@ impl Survey {
             let found = self.found.get(&surveyed.param.id);
             // Unless a weight was loaded since.
             found.is_some_and(|found| {
-                found.is_open()
+                found.is_half()
                     && !found.is_armed
                     && surveyed.holds == Holds::Placeholder
-                    && (found.slot.is_stepped() || !found.slot.has_weight())
                     && !is_own(session, found)
             })
         };
@@ -382,7 +380,7 @@ impl Survey {
             {
                 None if self.param(*id).is_some_and(|param| self.is_bare(param)) => {}
                 None => return Err(ReleaseError::WrongModel { path }),
-                Some(found) if found.is_copy => return Err(ReleaseError::Copy { path }),
+                Some(found) if found.is_copy() => return Err(ReleaseError::Copy { path }),
                 Some(_) => {}
             }
         }
@@ -441,18 +439,16 @@ impl PathVisitor for Survey {
                 }
             }
         }
-        // A frozen parameter that nobody has read yet need not be initialized.
-        let is_read = is_trained || param.is_initialized();
-        let base = is_read.then(|| param.base().into_dispatch());
+        let base = param.base().into_dispatch();
         self.params.push(Surveyed {
             param: AnyParam::new(path, param),
-            leaf: base.as_ref().and_then(node_of),
+            leaf: node_of(&base),
             device: param.lazy_device(),
-            dtype: base.as_ref().map_or(DType::F32, TensorMetadata::dtype),
+            dtype: base.dtype(),
             ask: ask::<D>,
             is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,
-            base,
+            base: Some(base),
             holds: Holds::Weight,
         });
     }

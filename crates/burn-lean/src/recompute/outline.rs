@@ -12,7 +12,7 @@ use crate::backend::reading_waits;
 pub(crate) struct Outline {
     shape: Shape,
     dtype: DType,
-    /// Not noted where reading would wait for the device.
+    /// Not noted where reading would wait for the device, nor of a tensor of rank 0.
     trace: Option<Trace>,
 }
 
@@ -33,7 +33,8 @@ impl Outline {
         Self {
             shape: tensor.shape(),
             dtype: tensor.dtype(),
-            trace: (!reading_waits(tensor)).then(|| Trace::of(tensor)),
+            trace: (tensor.shape().num_dims() > 0 && !reading_waits(tensor))
+                .then(|| Trace::of(tensor)),
         }
     }
 

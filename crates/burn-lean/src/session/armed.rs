@@ -71,6 +71,12 @@ impl Slot {
         param: &AnyParam,
         base: DispatchTensor,
     ) -> DispatchTensor {
+        if let Some(before) = self.session() {
+            // A model with adapters keeps its slots, and an accumulator may still have them.
+            before
+                .slots()
+                .retain(|_, slot| !std::ptr::eq(&**slot, self));
+        }
         let (state, leaf) = State::arm(base, session);
         self.id.store(param.id.val(), Ordering::Relaxed);
         *lock(&self.path) = Arc::new(param.path.clone());
@@ -145,6 +151,12 @@ impl Slot {
         let state = self.state();
         let is_taken = state.phase.is_taken();
         state.has_gone_on.store(!is_taken, Ordering::Relaxed);
+    }
+
+    /// Refuses later backward passes over earlier forward passes.
+    pub(crate) fn forget_hooks(&self) {
+        let has_gone_on = std::mem::take(&mut self.state().has_gone_on);
+        has_gone_on.store(true, Ordering::Relaxed);
     }
 
     /// Begins to watch for mappers that visit the parameter.

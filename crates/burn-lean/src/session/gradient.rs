@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
+use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::phase::{Phase, Purpose, Taken};
 use super::weight::Weight;
@@ -14,7 +14,7 @@ use crate::backend::{added, in_f32};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
 use crate::marks;
-use crate::reduction::{InFlight, flat, shaped};
+use crate::reduction::{InFlight, flat};
 use crate::tape::{HookOwner, register};
 
 thread_local! {
@@ -81,7 +81,7 @@ impl Slot {
         let (taken, grad) = match state.purpose {
             Purpose::Step => {
                 let gradients = &mut session.stepper().gradients;
-                if gradients.stops() {
+                if gradients.stops_before(self.id()) {
                     // `step` will refuse, and hand the sum back.
                     (Taken::Skipped, None)
                 } else if gradients.must_be_finite() {
@@ -140,12 +140,10 @@ impl Slot {
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id()));
         let from_owner = |weight: DispatchTensor| {
             let in_flight = session.in_flight();
-            let Some(sharded) = in_flight.filter(|it| it.reduction().is_sharded()) else {
-                return Ok::<_, ReleaseError>(weight);
-            };
-            let shape = weight.shape();
-            let weight = sharded.weight_from_owner(self.id(), flat(weight))?;
-            Ok(shaped(weight, shape))
+            match in_flight.filter(|it| it.reduction().is_sharded()) {
+                Some(sharded) => sharded.weight_from_owner(self.id(), weight),
+                None => Ok(weight),
+            }
         };
         let (weight, taken) = match grad {
             None => (from_owner(weight)?, Taken::Stepped),

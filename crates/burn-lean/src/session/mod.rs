@@ -119,6 +119,8 @@ pub(crate) struct Stepper {
     pub(crate) stepping: bool,
     /// Sums of earlier micro-batches of parameters that are not armed.
     pub(crate) sums: GradientsParams,
+    /// The session that armed their model, if another one has loaded a record since.
+    pub(crate) sums_of: Option<Weak<Session>>,
     /// Whether all sums of earlier micro-batches are known to have been added up as in plain Burn.
     pub(crate) sums_are_plain: bool,
     /// For each device, the parameters, with their types, that the optimizer is known to step there.
@@ -186,6 +188,7 @@ impl Session {
                 gradients: GradientTransform::default(),
                 stepping: false,
                 sums: GradientsParams::new(),
+                sums_of: None,
                 sums_are_plain: true,
                 asked: Vec::new(),
             }),

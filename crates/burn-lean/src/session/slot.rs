@@ -157,8 +157,8 @@ impl Slot {
         self.state().session.upgrade()
     }
 
-    /// Whether it was armed last in this session.
-    pub(crate) fn is_of(&self, session: &Session) -> bool {
+    /// Whether it was armed last in this session, which may be gone.
+    pub(crate) fn is_of(&self, session: *const Session) -> bool {
         std::ptr::eq(self.state().session.as_ptr(), session)
     }
 
@@ -286,10 +286,10 @@ impl Slot {
                 .all(|copy| copy.after_step == state.is_after_step());
             return same.then(|| state.weight.get(&self.path()));
         }
-        match &copies[..] {
-            [copy] => Some(copy.weight.clone()),
-            _ => None,
-        }
+        // Those of one moment have one weight, wherever they are.
+        let first = copies.first()?;
+        let is_same = |copy: &Arc<Snapshot>| copy.after_step == first.after_step;
+        copies.iter().all(is_same).then(|| first.weight.clone())
     }
 
     /// Puts the parameter on the model's tape. `directly` is false for a recomputed scope.
@@ -343,5 +343,27 @@ impl Slot {
     pub(crate) fn is_for_one_scope(&self) -> bool {
         let state = self.state();
         state.uses.direct == 0 && state.uses.scopes == 1 && state.phase == Phase::Waiting
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    /// By hand: a model moves between two devices of one backend, and Flex has one.
+    #[test]
+    fn a_record_of_copies_that_were_moved_at_one_moment() {
+        let weight = || Tensor::<1>::from_floats([1.0, 2.0], &Device::flex());
+        let base = weight().autodiff().require_grad().into_dispatch();
+        let session = Arc::new(Session::new(None, None));
+        let step: StepFn = |_, _, _, _, _, _| unreachable!("nothing is stepped");
+        let mapper = Arc::new(());
+        let (slot, _leaf) = Slot::arm(ParamId::new(), Path::new(), base, &session, step, mapper);
+        let _copies = [(); 2].map(|()| slot.moved(weight().into_dispatch()));
+        let saved = slot.weight_behind(None).expect("they have one weight");
+        let saved = Tensor::<1>::from_dispatch(saved).into_data();
+        assert_eq!(saved, weight().into_data());
     }
 }

@@ -384,6 +384,20 @@ fn embeddings_are_told() {
     assert!(told.eq([true]));
 }
 
+/// It takes no part in the step, and its memory is not the model's.
+#[test]
+fn a_copy_of_an_armed_model_is_left_out() {
+    let _alone = alone();
+    let recording = Recorder::new("a copy").with_steps(0..2).start().unwrap();
+    let mut optim = AdamWConfig::new().init().with_gradient_release();
+    let armed = optim.arm(LR, model(1, 8));
+    let copy = armed.clone();
+    timeline::forward(&copy, || plain(&copy, input(4, 8)));
+    drop(optim.disarm(armed));
+    timeline::forward(&copy, || plain(&copy, input(4, 8)));
+    assert!(recording.finish().unwrap().parameters.is_empty());
+}
+
 /// Whether a peak is foretold, to a twentieth.
 fn is_foretold(peak: u64, [least, most]: [u64; 2]) -> bool {
     println!("{least} to {most} bytes foretold, {peak} found");

@@ -8,8 +8,7 @@ use burn::optim::GradientsParams;
 use super::ReleaseOptimizer;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::GradNorm;
-use crate::optimizer::claims::check_claims;
-use crate::optimizer::claims::check_sums;
+use crate::optimizer::claims::{check_claims, check_sums};
 use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
 use crate::path::path_text;
@@ -90,9 +89,9 @@ impl ReleaseOptimizer {
         });
         let measured = match self.try_measured(&model, grads) {
             Ok(measured) => measured,
-            Err(error) => {
+            Err(refused) => {
                 passes.undo(&model);
-                return Err(self.disarmed(Refused::new(model, error)));
+                return Err(self.disarmed(Refused::new(model, refused.into())));
             }
         };
         if !measured.is_finite() {
@@ -172,7 +171,8 @@ impl ReleaseOptimizer {
     }
 
     /// Ends the pass that measures, with the gradients that its backward has returned: parameters
-    /// that were not measured inside backward are measured now.
+    /// that were not measured inside backward are measured now. Hands the gradients back where it
+    /// refuses.
     ///
     /// # Errors
     ///
@@ -184,13 +184,25 @@ impl ReleaseOptimizer {
         &mut self,
         model: &M,
         grads: GradientsParams,
+    ) -> Result<GradNorm, Refused<(), GradientsParams>> {
+        let measured = self.measured(&Survey::of(model), &grads);
+        measured.map_err(|error| Refused::with_grads((), grads, error))
+    }
+
+    fn measured(
+        &mut self,
+        survey: &Survey,
+        grads: &GradientsParams,
     ) -> Result<GradNorm, ReleaseError> {
-        let survey = Survey::of(model);
         self.session.wait_for_reductions()?;
-        self.check_measured(&grads, &survey)?;
-        let measured = ordinary::measure(&self.session, &survey, &grads).and_then(|()| {
+        self.check_measured(grads, survey)?;
+        let measured = ordinary::measure(&self.session, survey, grads).and_then(|()| {
             let is_plain = self.session.orders().is_plain();
+            let is_armed = !self.session.slots().is_empty();
             let gradients = &mut self.session.stepper().gradients;
+            if is_armed && !gradients.has_measured() {
+                return Err(ReleaseError::NoForward);
+            }
             let measured = gradients.end_measuring(&survey.ids(), is_plain);
             measured.map_err(|param| ReleaseError::NonFinite {
                 path: survey.path_of(param),

@@ -263,9 +263,11 @@ impl ReleaseOptimizer {
         model: M,
         survey: Survey,
     ) -> M {
+        self.take_sums_of_others(&survey);
         let mut stepper = self.session.stepper();
         stepper.sums_are_plain &= survey.has_plain_sums();
         let left = std::mem::take(&mut stepper.sums);
+        stepper.sums_of = None;
         drop(stepper);
         arming::add_left(&survey, left, &mut sums);
         let model = arming::arm(&self.session, purpose, &mut sums, model, survey);

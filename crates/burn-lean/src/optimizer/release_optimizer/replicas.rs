@@ -1,11 +1,12 @@
 //! Gradients and states of an optimizer whose model has replicas.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use burn::optim::ModuleOptimizer;
+use burn::optim::{GradientsParams, ModuleOptimizer};
 
 use super::ReleaseOptimizer;
 use crate::error::ReleaseError;
+use crate::optimizer::survey::Survey;
 use crate::reduction::{GradientReduction, InFlight, own_states};
 use crate::session::{Progress, Session};
 
@@ -52,10 +53,27 @@ impl ReleaseOptimizer {
         stepper.gradients.forget_step();
         if !before.stepping && Progress::get(&self.session.progress.stepped) == 0 {
             stepper.sums = std::mem::take(&mut before.sums);
+            stepper.sums_of = match self.session.slots().is_empty() {
+                true => before.sums_of.clone(),
+                false => Some(Arc::downgrade(&self.session)),
+            };
             stepper.sums_are_plain = before.sums_are_plain;
         }
         drop(stepper);
         Arc::new(session)
+    }
+
+    /// Takes the sums of parameters that are not armed, if they are of another model.
+    pub(super) fn take_sums_of_others(&self, survey: &Survey) -> GradientsParams {
+        let mut stepper = self.session.stepper();
+        let is_theirs = |of: &Weak<Session>| {
+            let mut found = survey.found.values();
+            found.any(|found| !found.is_copy() && found.slot.is_of(of.as_ptr()))
+        };
+        match stepper.sums_of.as_ref().is_none_or(is_theirs) {
+            true => GradientsParams::new(),
+            false => std::mem::take(&mut stepper.sums),
+        }
     }
 
     pub(super) fn check_whole(&self) -> Result<(), ReleaseError> {

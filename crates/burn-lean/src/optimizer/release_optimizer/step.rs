@@ -51,7 +51,11 @@ impl ReleaseOptimizer {
         let lr = lr.into();
         let survey = Survey::of(&model);
         let reduced = self.session.wait_for_reductions();
+        let of_others = self.take_sums_of_others(&survey);
         if let Err(error) = reduced.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
+            if !of_others.is_empty() {
+                self.session.stepper().sums = of_others;
+            }
             return Err(Refused::with_grads(model, grads, error));
         }
         let model = match self.is_armed() || survey.found.is_empty() {
@@ -246,6 +250,15 @@ impl ReleaseOptimizer {
         let has_sums = stepper.gradients.has_sums() || !stepper.sums.is_empty();
         if !grads.is_empty() || has_sums || survey.has_sums() {
             stepper.gradients.check_scaled()?;
+        }
+        let is_taken = |id| slots.get(&id).is_some_and(|slot| slot.phase().is_taken());
+        let is_unmeasured = |surveyed: &Surveyed| {
+            let param = &surveyed.param;
+            let is_new = !is_taken(param.id) && stepper.gradients.is_unmeasured(param.id);
+            is_new && param.grad(grads).is_some()
+        };
+        if survey.params.iter().any(is_unmeasured) {
+            return Err(ReleaseError::NotMeasured);
         }
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());

@@ -315,6 +315,26 @@ fn backward_over_a_scope_of_an_earlier_arming() {
     assert_goes_on(model, &mut optim, train_plain(start, &[1]));
 }
 
+/// Their slots go on from one micro-batch to the next.
+#[test]
+fn backward_over_an_earlier_micro_batch() {
+    let (start, mut optim) = started();
+    let mut sums = ReleaseAccumulator::new();
+    let model = sums.arm(start.0.clone());
+    let earlier = model.loss(2);
+    sums.accumulate(&model, GradientsParams::new());
+    let model = sums.arm(model);
+    let grads = grads_of(&model, 1);
+    assert_panics(
+        || earlier.backward(),
+        "before the next micro-batch is armed",
+    );
+    sums.accumulate(&model, grads);
+    let model = optim.arm_accumulated(LR, model, sums.grads());
+    let model = finish(model, &mut optim, 3);
+    assert_goes_on(model, &mut optim, window(start, &[1, 3]));
+}
+
 /// An earlier accumulator takes no sums of a later one with it.
 #[test]
 fn by_one_of_two_accumulators() {

@@ -212,6 +212,23 @@ fn a_copy_of_the_armed_model() {
     assert_goes_on(model, &mut optim, train_plain(start, &[1, 2, 3]));
 }
 
+/// The armed model keeps its weights.
+#[test]
+fn a_step_that_ends_with_a_copy() {
+    let (start, mut optim) = started();
+    // Its slots are armed a second time.
+    let model = release_step(start.0.clone(), &mut optim, |model| model.loss(1));
+    let plain = train_plain(start, &[1]);
+    let model = optim.arm(LR, model);
+    let copy = model.clone().fork(&flex());
+    let grads = grads_of(&copy, 2);
+    let copy = optim.step(LR, copy, grads);
+    assert_eq!(model.values(), plain.0.values());
+    assert_eq!(all(&copy), all(&train_plain(plain.clone(), &[2]).0));
+    let model = optim.arm(LR, model);
+    assert_eq!(all(&optim.disarm(model)), all(&plain.0));
+}
+
 #[test]
 fn records_of_factors() {
     let (start, mut optim) = started();

@@ -119,8 +119,8 @@ fn calls_at_the_wrong_moment_are_refused() {
                 (error, model, grads)
             }
             Call::Measured => {
-                let error = optim.try_measured(&model, grads).unwrap_err();
-                (error, model, GradientsParams::new())
+                let refused = optim.try_measured(&model, grads).unwrap_err();
+                (refused.error().clone(), model, refused.into_given().1)
             }
         };
         assert_eq!(kind(&error), expected, "{call:?}, {moment:?}");
@@ -141,11 +141,51 @@ fn gradients_of_other_than_one_backward_are_refused() {
     let (mut optim, model, _) = at(Moment::Backward);
     let none = GradientsParams::new();
     let unclaimed = optim.try_measured(&model, none).unwrap_err();
-    assert_eq!(kind(&unclaimed), "Unclaimed");
+    assert_eq!(kind(unclaimed.error()), "Unclaimed");
     let second = grads_of(&model, 0);
     let twice = optim.try_measured(&model, second).unwrap_err();
-    assert_eq!(kind(&twice), "MeasuredTwice");
+    assert_eq!(kind(twice.error()), "MeasuredTwice");
+    assert_eq!(twice.into_given().1.len(), PARAMS);
     finishes(optim, model);
+}
+
+/// Nothing is stepped with a norm that is not of all gradients.
+#[test]
+fn a_gradient_that_was_not_measured_is_refused() {
+    // The backward pass that measures was forgotten.
+    let (mut optim, model, _) = at(Moment::Measuring);
+    drop(model.loss(0));
+    let none = GradientsParams::new();
+    let refused = optim.try_measured(&model, none).unwrap_err();
+    assert_eq!(kind(refused.error()), "NoForward");
+    finishes(optim, model);
+
+    // It came to some parameters only.
+    let of_first = |model: &Small| {
+        let loss = model.first.forward(numbers([3, 4], 0, &flex())).mean();
+        GradientsParams::from_grads(loss.backward(), model)
+    };
+    for is_armed in [true, false] {
+        let (mut optim, model, _) = at(Moment::Measuring);
+        let grads = of_first(&model);
+        optim.try_measured(&model, grads).unwrap();
+        let model = optim.arm(LR, model);
+        let fork = model.clone().fork(&flex());
+        let grads = match is_armed {
+            true => grads_of(&model, 0),
+            false => grads_of(&fork, 0),
+        };
+        let stepped = optim.try_step(LR, model, grads);
+        let refused = stepped.unwrap_err();
+        assert_error!(refused.error(), NotMeasured, "or not of all of them");
+        let model = refused.into_model();
+        assert_eq!(
+            model.second.weight.val().into_data(),
+            small().second.weight.val().into_data()
+        );
+        let model = optim.disarm(model);
+        finishes(optim, model);
+    }
 }
 
 /// The norm is for the rule, the states and the model that it was measured with.
@@ -156,8 +196,8 @@ fn a_norm_is_for_one_step() {
         let record = optim.to_record();
         let mut optim = optim.load_record(record);
         let none = GradientsParams::new();
-        let error = optim.try_measured(&model, none).unwrap_err();
-        assert_eq!(error, ReleaseError::NotMeasuring);
+        let refused = optim.try_measured(&model, none).unwrap_err();
+        assert_eq!(*refused.error(), ReleaseError::NotMeasuring);
         let refused = optim.try_arm(LR, model).unwrap_err();
         assert_eq!(*refused.error(), ReleaseError::NotMeasured);
         finishes(optim, refused.into_model());

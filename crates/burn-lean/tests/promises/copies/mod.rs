@@ -5,6 +5,7 @@ mod changes;
 
 use burn::module::ParamId;
 use burn::nn::LinearLayout;
+use burn_lean::MixedPrecision;
 
 use crate::harness::prelude::*;
 use crate::small::{Halve, plain_bits, plain_values, read_or_refused};
@@ -187,6 +188,19 @@ fn the_best_so_far_is_given_to_burns_optimizer_as_it_is() {
     });
 }
 
+/// Each call that needs an ordinary model names the way to one.
+#[test]
+fn the_best_so_far_is_cast_or_stepped_as_it_is() {
+    each_copy(|mut kept| {
+        let cast = MixedPrecision::bf16().cast(kept.copy).unwrap_err();
+        assert_error!(cast.error(), ArmedElsewhere, "`materialize()`");
+        let copy = cast.into_model();
+        let grads = grads_of(&copy, 7);
+        let refused = kept.optim.try_step(LR, copy, grads).unwrap_err();
+        assert_error!(refused.error(), Copy, "`materialize()`");
+    });
+}
+
 /// Copies of two moments at once: each reads as its own.
 #[test]
 fn copies_of_both_sides_of_a_backward() {
@@ -273,6 +287,35 @@ fn a_fork_while_armed() {
     assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), PARAMS);
     assert_eq!(fork.values(), plain_values(&[0]));
     assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+}
+
+/// The armed model keeps its weights, and the optimizer goes on with the copy: with its gradients, or
+/// with sums that the model was armed with.
+#[test]
+fn a_step_that_ends_with_a_copy() {
+    for has_sums in [false, true] {
+        let (model, mut optim, plain) = started();
+        let sums = match has_sums {
+            true => grads_of(&plain.0, 1),
+            false => GradientsParams::new(),
+        };
+        let model = optim.arm_accumulated(LR, model, sums);
+        let (copy, grads) = match has_sums {
+            true => (model.clone(), GradientsParams::new()),
+            false => {
+                let fork = model.clone().fork(&flex());
+                let grads = grads_of(&fork, 1);
+                (fork, grads)
+            }
+        };
+        let copy = optim.step(LR, copy, grads);
+        assert_eq!(model.values(), plain_values(&[0]), "sums {has_sums}");
+        assert_eq!(model.valid().values(), plain_values(&[0]));
+        assert_eq!(bits_of(model.loss(9)), bits_of(plain.0.loss(9)));
+        let model = optim.arm(LR, model);
+        assert_eq!(bits(&optim.disarm(model)), plain_bits(&[0]));
+        assert_goes_on(copy, &mut optim, train_plain(plain, &[1]));
+    }
 }
 
 /// In plain Burn the tensors are no leaves any more: neither is stepped.

@@ -118,6 +118,27 @@ fn sums_of_a_window_over_a_record() {
     let plain = plain_optim.clone().step(LR, plain, sums.grads());
     assert_eq!(trained, [bits(&plain), bits(&plain)]);
 
+    // Another model of the same ids has no part in them.
+    let model = start.clone().freeze_group(first());
+    for arms in [true, false] {
+        let mut optim_of_sums = optim();
+        let left = armed(&mut optim_of_sums);
+        let mut optim = optim_of_sums.load_record(states());
+        let mut other = model.clone();
+        if arms {
+            other = optim.arm(LR, other);
+        } else {
+            // A refused step keeps them for their model.
+            let refused = optim.try_step(f64::NAN, other, GradientsParams::new());
+            other = refused.unwrap_err().into_model();
+        }
+        let grads = grads_of(&other, 2);
+        let other = optim.step(LR, other, grads);
+        let expected = train_plain((model.clone(), plain_optim.clone()), &[2]);
+        assert_eq!(bits(&other), bits(&expected.0), "arms {arms}");
+        drop(left);
+    }
+
     // They are not dropped silently.
     let mut optim_of_sums = optim();
     let model = armed(&mut optim_of_sums);

@@ -393,6 +393,18 @@ fn two_layers_in_one_scope() {
 }
 
 #[test]
+fn a_result_of_rank_zero() {
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        let x = net.embed(step);
+        let loss = forward(net, x, again, move |net: &Net, x| {
+            let none: [usize; 0] = [];
+            net.loss(x, step).reshape::<0, _>(none)
+        });
+        loss.reshape([1])
+    });
+}
+
+#[test]
 fn a_function_of_the_input_alone() {
     let device = flex();
     let weight = Param::from_tensor(numbers::<2>([4, 4], 3, &device));

@@ -135,7 +135,7 @@ fn a_forward_pass_of_an_arming_that_has_ended_is_refused() {
     let grads = GradientsParams::from_grads(of_first(&model).backward(), &model);
     accumulator.accumulate(&model, grads);
     model = optim.arm_accumulated(LR, model, accumulator.grads());
-    assert_panics(|| kept.backward(), "before the last micro-batch is armed");
+    assert_panics(|| kept.backward(), "before the next micro-batch is armed");
     let _ = optim.step(LR, model, GradientsParams::new());
 }
 
@@ -261,6 +261,9 @@ fn a_model_whose_weight_was_taken_is_refused() {
     rebuilt.second = std::mem::replace(&mut model.second, small().second);
     let rebuilt = optim.disarm(rebuilt);
     assert_eq!(rebuilt.values(), plain_values(&[0]));
+    let what_to_do = "use the model that `step` or `disarm` returned";
+    assert_panics(|| model.tied.val(), what_to_do);
+    assert_panics(|| model.valid().tied.val(), what_to_do);
     let refused = optim.try_arm(LR, model).unwrap_err();
     assert_error!(refused.error(), Placeholder);
 }

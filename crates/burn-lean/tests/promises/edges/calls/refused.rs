@@ -76,7 +76,9 @@ fn a_model_that_was_left_in_mid_step_is_refused() {
         let record = model.clone().into_record();
         let states = || saved.1.to_record();
         let model = optim.arm(LR, model);
+        let before = model.clone();
         let grads = grads_of(&model, 1);
+        let (copy, fork) = (model.clone(), model.clone().fork(&flex()));
         let mut optim = match is_dropped {
             false => optim.load_record(states()),
             true => {
@@ -99,6 +101,15 @@ fn a_model_that_was_left_in_mid_step_is_refused() {
         let model = refused.into_model().to_device(&flex());
         let refused = optim.try_arm(LR, model).unwrap_err();
         assert_error!(refused.error(), Abandoned);
+        // Copies of it have the same weights, but not those of before.
+        for copy in [copy, fork] {
+            let refused = optim.try_arm(LR, copy).unwrap_err();
+            assert_error!(refused.error(), Abandoned, "materialize");
+            let copy = refused.into_model().materialize();
+            assert_eq!(bits(&copy), plain_bits(&[0, 1]));
+        }
+        let before = optim.arm(LR, before);
+        assert_eq!(bits(&optim.disarm(before)), bits(&saved.0));
         let model = refused.into_model().load_record(record);
         assert_goes_on(model, &mut optim, saved);
     }
