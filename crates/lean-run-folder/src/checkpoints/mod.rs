@@ -5,15 +5,14 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use crate::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
-    disk::{publish, remove},
+    disk::{publish, remove, sync},
     error::at,
 };
 
@@ -125,8 +124,7 @@ impl Checkpoints {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let unfinished = self.folder.join(format!("{UNFINISHED}{name}"));
             write(&part, &unfinished)?;
-            // A disk may say only now that it is full.
-            File::open(&unfinished)?.sync_all()?;
+            sync(&unfinished)?;
             let checksum = Checksum::new(&unfinished, self.run.clone())?;
             Ok(Written {
                 unfinished,
