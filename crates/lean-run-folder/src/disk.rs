@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::UNFINISHED;
+use crate::{UNFINISHED, error::at};
 
 /// Gives a file its final name once all of it is on the disk.
 ///
@@ -43,10 +43,10 @@ pub fn folder_of(file: &Path) -> &Path {
 ///
 /// # Errors
 ///
-/// If it is there and stays.
+/// If it is there and stays. The text names it.
 pub fn remove(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(file, &error)),
         _ => Ok(()),
     }
 }

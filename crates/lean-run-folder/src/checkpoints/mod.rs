@@ -272,7 +272,7 @@ impl Checkpoints {
         for file in self.entries()? {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             if self.is_unfinished(&name) {
-                remove(&file).map_err(|error| at(&file, &error))?;
+                remove(&file)?;
             }
         }
         Ok(())
@@ -349,10 +349,8 @@ fn is_copy(extension: &str) -> bool {
 }
 
 fn remove_with_checksum(file: &PathBuf) -> io::Result<()> {
-    for file in [file, &checksum::path_of(file)] {
-        remove(file).map_err(|error| at(file, &error))?;
-    }
-    Ok(())
+    remove(file)?;
+    remove(&checksum::path_of(file))
 }
 
 /// Moves files with their checksums to a new folder beside theirs.
@@ -372,7 +370,7 @@ fn move_aside(folder: &Path, files: &[&PathBuf]) -> io::Result<()> {
 /// Moves a file that may not be there.
 fn move_to(folder: &Path, file: &Path) -> io::Result<()> {
     match fs::rename(file, folder.join(file.file_name().unwrap_or_default())) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(file, &error)),
         _ => Ok(()),
     }
 }
@@ -388,7 +386,8 @@ fn new_folder_beside(folder: &Path) -> io::Result<PathBuf> {
         });
         match fs::create_dir(&aside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            created => return created.map(|()| aside),
+            Err(error) => return Err(at(&aside, &error)),
+            Ok(()) => return Ok(aside),
         }
     }
 }
