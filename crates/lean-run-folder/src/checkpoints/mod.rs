@@ -349,8 +349,10 @@ fn is_copy(extension: &str) -> bool {
 }
 
 fn remove_with_checksum(file: &PathBuf) -> io::Result<()> {
-    remove(file)?;
-    remove(&checksum::path_of(file))
+    for file in [file, &checksum::path_of(file)] {
+        remove(file)?;
+    }
+    Ok(())
 }
 
 /// Moves files with their checksums to a new folder beside theirs.
