@@ -120,9 +120,9 @@ impl<P> GradientReleaseStrategy<P> {
     /// ([`DataParallel::broadcast`]) or the same checkpoint, and a data loader with its share of the
     /// items. All of them iterate equally often. The first one validates, stops early and saves
     /// checkpoints, with the optimizer states of all. Each trains with a folder of its own for its
-    /// logs; its metrics of training are those of its share. At the end of an epoch all have the
-    /// model of the first one, with its running statistics. An interruption of any of them stops all
-    /// after the iteration.
+    /// logs; its metrics of training are those of its share. At the end of an epoch they compare what
+    /// is trained, and all take over the running statistics of the first one. An interruption of any
+    /// of them stops all after the iteration.
     ///
     /// # Panics
     ///
