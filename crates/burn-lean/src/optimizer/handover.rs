@@ -167,9 +167,6 @@ impl ReleaseOptimizer {
             Err(error) => return Err(error),
         }
         let mut report = self.report(&survey, &mut grads);
-        let params = survey.ids();
-        // It holds slots, whose owners are counted below.
-        drop(survey);
         let mut hand_out = HandOut {
             session: &self.session,
             lr,
@@ -193,7 +190,7 @@ impl ReleaseOptimizer {
         report.set_skipped(&hand_out.skipped);
         let has_skipped = report.count(Outcome::Skipped) > 0;
         let gradients = &mut self.session.stepper().gradients;
-        report.gradients = gradients.end_step(&params, has_skipped);
+        report.gradients = gradients.end_step(&survey.ids(), has_skipped);
         Ok((hand_out.marks, report))
     }
 
@@ -276,14 +273,13 @@ impl PathVisitor for HandOut<'_> {
 /// Gives the weight in a slot for the placeholder in the model.
 fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
     slot.watch();
-    let ways = Arc::strong_count(&slot);
     Box::new(move |base| {
         if slot.phase().is_taken() && slot.has_stepped_copy() {
             return Err(ReleaseError::SteppedCopy { path });
         }
-        // A change of the parameter maps it or drops its reference to the slot. The bits alone do
-        // not tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
-        let is_touched = slot.was_mapped() || Arc::strong_count(&slot) < ways;
+        // A change of the parameter maps it or drops its reparameterization. The bits alone do not
+        // tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
+        let is_touched = slot.was_mapped() || slot.is_dropped();
         let base = Tensor::<D>::from_bridge(base).into_dispatch();
         if is_touched || !(reading_waits(&base) || is_placeholder(&base)) {
             return Err(ReleaseError::ChangedBeforeStep { path });

@@ -56,6 +56,8 @@ pub(crate) struct Slot {
     step: StepFn,
     mapper: Mutex<Arc<dyn Any + Send + Sync>>,
     state: Mutex<State>,
+    /// The parameter of the model holds it, too. Those of copies do not.
+    pub(crate) own: Arc<()>,
 }
 
 /// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,
