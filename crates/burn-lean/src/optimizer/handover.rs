@@ -15,7 +15,6 @@ use burn::tensor::kind::BridgeTensor;
 
 use super::accumulator::ReleaseAccumulator;
 use super::one_param::step_one;
-use super::reducing::from_owner;
 use super::release_optimizer::ReleaseOptimizer;
 use super::report::{Outcome, StepReport};
 use super::restoring::{restore, restore_mappers};
@@ -24,7 +23,6 @@ use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::reduction::{InFlight, flat, shaped};
 use crate::session::{Progress, Session, Slot, Taken};
 use crate::tape::{is_placeholder, placeholder_element};
 
@@ -290,19 +288,6 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
 }
 
 impl HandOut<'_> {
-    /// The mean of an ordinary gradient over all replicas, each of which steps with it.
-    fn mean<const D: usize>(
-        &self,
-        in_flight: &InFlight,
-        id: ParamId,
-        grad: Tensor<D>,
-    ) -> Tensor<D> {
-        let shape = grad.shape();
-        let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
-        self.session.stepper().gradients.note_widened([id]);
-        Tensor::from_dispatch(shaped(mean.expect("all replicas get it"), shape))
-    }
-
     /// Steps a parameter that is not armed, where plain Burn would step it.
     fn give_stepped<const D: usize>(
         &mut self,
@@ -313,7 +298,11 @@ impl HandOut<'_> {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
         let grad = match self.session.in_flight() {
             None => grad,
-            Some(in_flight) => self.mean(in_flight, id, grad),
+            Some(in_flight) => {
+                let mean = expect(in_flight.mean(id, grad.into_dispatch()));
+                self.session.stepper().gradients.note_widened([id]);
+                Tensor::from_dispatch(mean)
+            }
         };
         let gradients = &mut self.session.stepper().gradients;
         let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
@@ -323,15 +312,12 @@ impl HandOut<'_> {
         let session = self.session.clone();
         Box::new(move |weight| {
             let mut weight = Tensor::<D>::from_bridge(weight);
-            let in_flight = session.in_flight();
-            if in_flight.is_none_or(|in_flight| in_flight.reduction().is_owner(id)) {
+            if session.is_owner(id) {
                 let mut stepper = session.stepper();
                 weight = stepper.step(|optim| step_one(optim, lr, id, &path, weight, grad));
             }
-            if let Some(in_flight) = in_flight.filter(|all| all.reduction().is_sharded()) {
-                weight = from_owner(in_flight, id, weight)?;
-            }
-            Ok(weight.into_bridge())
+            let weight = session.weight_from_owner(id, weight.into_dispatch())?;
+            Ok(Tensor::<D>::from_dispatch(weight).into_bridge())
         })
     }
 }
