@@ -25,7 +25,7 @@ use crate::wide::is_half;
 /// ```
 /// use burn::module::Module;
 /// use burn::optim::{AdamWConfig, GradientsParams};
-/// use burn::tensor::{DType, Tensor};
+/// use burn::tensor::{DType, Device, Tensor};
 /// use burn_lean::operations::nn;
 /// use burn_lean::optim::InFiveBytes;
 /// use burn_lean::{MixedPrecision, WithGradientRelease};

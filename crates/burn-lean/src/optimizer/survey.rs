@@ -302,11 +302,9 @@ impl Survey {
         gives_f32: bool,
         asked: &mut Vec<(Device, HashSet<(ParamId, DType)>)>,
     ) -> Result<(), ReleaseError> {
-        let is_new = |surveyed: &&Surveyed| {
-            let known = asked.iter().find(|known| known.0 == surveyed.param.device);
-            known.is_none_or(|(_, known)| {
-                !known.contains(&(surveyed.param.id, surveyed.param.dtype))
-            })
+        let is_new = |Surveyed { param, .. }: &&Surveyed| {
+            let known = asked.iter().find(|known| known.0 == param.device);
+            known.is_none_or(|(_, known)| !known.contains(&(param.id, param.dtype)))
         };
         let new: Vec<_> = self.trained().filter(is_new).collect();
         if new.is_empty() {
@@ -344,17 +342,13 @@ impl Survey {
                 return Err(ReleaseError::F32Gradients { path });
             }
         }
-        for surveyed in self.trained() {
-            let device = asked
-                .iter()
-                .position(|known| known.0 == surveyed.param.device);
+        for Surveyed { param, .. } in self.trained() {
+            let device = asked.iter().position(|known| known.0 == param.device);
             let device = device.unwrap_or_else(|| {
-                asked.push((surveyed.param.device.clone(), HashSet::new()));
+                asked.push((param.device.clone(), HashSet::new()));
                 asked.len() - 1
             });
-            asked[device]
-                .1
-                .insert((surveyed.param.id, surveyed.param.dtype));
+            asked[device].1.insert((param.id, param.dtype));
         }
         Ok(())
     }
