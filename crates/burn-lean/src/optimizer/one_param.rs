@@ -14,7 +14,7 @@ use burn::optim::join_path;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 #[cfg(feature = "optim")]
 use burn::store::RecordError;
-use burn::tensor::{DType, Device, Shape};
+use burn::tensor::{Device, Shape};
 #[cfg(feature = "optim")]
 use burn_pack::Writer;
 
