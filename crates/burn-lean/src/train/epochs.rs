@@ -9,20 +9,19 @@ use burn::train::{
 
 use super::events::{Events, Split};
 use super::learner::Parts;
-use super::stepping::{Batch, Stepping};
+use super::stepping::{Again, Batch, Stepping};
 use super::strategy::{GradientReleaseStrategy, TwoPassStrategy};
 
 /// A strategy as burn-train sees it: one type for any number of passes.
 struct Epochs<Batch> {
     strategy: GradientReleaseStrategy,
-    /// Clones a batch for the second pass, if there is one.
-    again: Option<fn(&Batch) -> Batch>,
+    again: Again<Batch>,
 }
 
 impl<M: LearnerModel> From<GradientReleaseStrategy> for TrainingStrategy<M> {
     fn from(strategy: GradientReleaseStrategy) -> Self {
-        let again = None;
-        Self::Custom(Arc::new(Epochs::<Batch<M>> { strategy, again }))
+        let again: Again<Batch<M>> = None;
+        Self::Custom(Arc::new(Epochs { strategy, again }))
     }
 }
 
@@ -31,8 +30,8 @@ where
     Batch<M>: Clone,
 {
     fn from(TwoPassStrategy(strategy): TwoPassStrategy) -> Self {
-        let again = Some(Clone::clone as fn(&Batch<M>) -> Batch<M>);
-        Self::Custom(Arc::new(Epochs::<Batch<M>> { strategy, again }))
+        let again: Again<Batch<M>> = Some(Clone::clone);
+        Self::Custom(Arc::new(Epochs { strategy, again }))
     }
 }
 

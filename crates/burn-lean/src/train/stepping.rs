@@ -16,8 +16,7 @@ use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
 /// The state of a learner while it trains with gradient release.
 pub(super) struct Stepping<'a, M: LearnerModel> {
     strategy: &'a GradientReleaseStrategy,
-    /// Clones a batch for the second pass, if there is one.
-    again: Option<fn(&Batch<M>) -> Batch<M>>,
+    again: Again<Batch<M>>,
     /// The model. `None` while it is changed.
     model: Option<M>,
     optim: ReleaseOptimizer,
@@ -31,6 +30,9 @@ pub(super) struct Stepping<'a, M: LearnerModel> {
     window: usize,
 }
 
+/// Clones a batch for the second pass, if there is one.
+pub(super) type Again<Batch> = Option<fn(&Batch) -> Batch>;
+
 /// A batch of training.
 pub(super) type Batch<M> = <M as TrainStep>::Input;
 type Output<M> = <M as TrainStep>::Output;
@@ -38,7 +40,7 @@ type Output<M> = <M as TrainStep>::Output;
 impl<'a, M: LearnerModel> Stepping<'a, M> {
     pub(super) fn new(
         strategy: &'a GradientReleaseStrategy,
-        again: Option<fn(&Batch<M>) -> Batch<M>>,
+        again: Again<Batch<M>>,
         model: M,
         Parts { optim, scheduler }: Parts,
         grad_accumulation: Option<usize>,
