@@ -137,6 +137,8 @@ pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
 #[derive(Debug)]
 pub(crate) struct Released {
     slot: Arc<Slot>,
+    /// That of the slot, in the model itself.
+    own: Option<Arc<()>>,
     /// The weight of a copy of the model.
     copy: Option<Arc<Snapshot>>,
     /// Whether the parameter has a leaf of its own.
@@ -175,6 +177,7 @@ impl Released {
 
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
         Self {
+            own: Some(slot.own.clone()),
             slot,
             copy: None,
             is_fork: false,
@@ -187,6 +190,7 @@ impl Released {
     fn with(&self, slot: Arc<Slot>, copy: Option<Arc<Snapshot>>) -> Self {
         Self {
             slot,
+            own: None,
             copy,
             is_fork: self.is_fork,
             role: self.role,
@@ -214,11 +218,14 @@ impl Released {
     }
 
     fn copy(&self) -> Self {
-        let slot = match self.is_transparent() {
-            true => Arc::new(self.slot.unarmed_twin()),
-            false => self.slot.clone(),
-        };
-        self.with(slot, self.copy.clone().or_else(|| self.slot.snapshot()))
+        if !self.is_transparent() {
+            let copy = self.copy.clone().or_else(|| self.slot.snapshot());
+            return self.with(self.slot.clone(), copy);
+        }
+        // It may be armed itself.
+        let mut twin = self.with(Arc::new(self.slot.unarmed_twin()), None);
+        twin.own = Some(twin.slot.own.clone());
+        twin
     }
 
     fn moved(self, device: &Device, detached: bool) -> Self {
@@ -237,6 +244,7 @@ impl Released {
             false => Some(self.slot.moved(weight.to_device(&device).into_dispatch())),
         };
         let mut fork = self.with(self.slot.clone(), copy);
+        fork.own = self.own;
         fork.is_fork = true;
         fork
     }

@@ -211,10 +211,13 @@ impl InFlight {
     pub(crate) fn mean(
         &self,
         param: ParamId,
-        grad: Tensor<1>,
-    ) -> Result<Option<Tensor<1>>, ReleaseError> {
-        let pending = self.reduction.begin(param, grad, Recipients::All);
-        self.tried(pending.and_then(|pending| pending.wait()))
+        grad: DispatchTensor,
+    ) -> Result<DispatchTensor, ReleaseError> {
+        let shape = grad.shape();
+        let pending = self.reduction.begin(param, flat(grad), Recipients::All);
+        let mean = pending.and_then(|pending| pending.wait());
+        let mean = mean.and_then(|mean| mean.ok_or_else(|| "a mean for all is missing".into()));
+        Ok(shaped(self.tried(mean)?, shape))
     }
 
     /// Sends all gradients that wait for their turn, and waits for all that are in flight.
@@ -247,9 +250,12 @@ impl InFlight {
         param: ParamId,
         weight: DispatchTensor,
     ) -> Result<DispatchTensor, ReleaseError> {
+        if !self.reduction.is_sharded() {
+            return Ok(weight);
+        }
         let shape = weight.shape();
-        let stepped = self.reduction.weight_from_owner(param, flat(weight));
-        Ok(shaped(self.tried(stepped)?, shape))
+        let weight = self.reduction.weight_from_owner(param, flat(weight));
+        Ok(shaped(self.tried(weight)?, shape))
     }
 
     fn note_completed(&self) {

@@ -355,17 +355,17 @@ impl Exchange {
         if !order.is_kept {
             return Ok(());
         }
-        let text = |order: Vec<u64>| {
-            let ids = order.iter().map(u64::to_string);
+        let is_new = !order.agreed.starts_with(&completed);
+        let text = || {
+            let ids = completed.iter().map(u64::to_string);
             ids.collect::<Vec<_>>().join(" ")
         };
-        let is_new = !order.agreed.starts_with(&completed);
-        let all = || text(completed_by(completed, &order.agreed));
-        let of_first = (is_new && self.replicas.is_first()).then(all);
+        let of_first = (is_new && self.replicas.is_first()).then(text);
         let what = format!("the order of the gradients in step {}", self.step());
         if let Some(text) = self.replicas.anybody_says(&what, of_first)? {
             let ids = text.split_whitespace().map(str::parse);
-            order.agreed = ids.collect::<Result<_, _>>().expect("numbers were sent");
+            let ids = ids.collect::<Result<_, _>>().expect("numbers were sent");
+            order.agreed = completed_by(ids, &order.agreed);
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub use communicator::{Alone, CommunicationError, Communicator};
 pub use error::ReplicaError;
 pub use exchange::{Exchange, Recipients};
 pub use mean::Summand;
-pub use model::{Comparison, Known, Reception, kind};
+pub use model::{Known, ModelWalk, kind};
 pub use replicas::{Pending, Replicas};
 pub use share::share;
 pub use threads::Threads;

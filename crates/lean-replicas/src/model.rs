@@ -26,40 +26,63 @@ pub fn kind(shape: &[usize], dtype: impl Debug) -> String {
     format!("{shape:?} {dtype:?}")
 }
 
-/// Gives all replicas the model of the first one. Visits it with its modules' names.
+/// A walk over a model that all replicas make together, with the names of its fields: each parameter
+/// is compared, or received from the first replica.
 #[derive(Debug)]
-pub struct Reception<'a> {
+pub struct ModelWalk<'a> {
     replicas: &'a Replicas,
-    path: Path,
+    path: Vec<String>,
     error: Option<ReplicaError>,
 }
 
-impl<'a> Reception<'a> {
+impl<'a> ModelWalk<'a> {
     /// Begins with the first parameter.
     pub fn new(replicas: &'a Replicas) -> Self {
         Self {
             replicas,
-            path: Path::default(),
+            path: Vec::new(),
             error: None,
         }
     }
 
     /// Goes into a field.
     pub fn enter(&mut self, name: &str) {
-        self.path.enter(name);
+        self.path.push(name.into());
     }
 
     /// Goes out of it.
     pub fn exit(&mut self) {
-        self.path.exit();
+        self.path.pop();
+    }
+
+    /// Compares a parameter: its values, and its id if there is one.
+    pub fn compare(&mut self, id: Option<&str>, kind: &str, bytes: impl FnOnce() -> Vec<u8>) {
+        if self.error.is_some() {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        bytes().hash(&mut hasher);
+        let id = id.map_or(String::new(), |id| format!(", id {id}"));
+        let what = self.parameter(kind);
+        let what = format!("{what}{id}, digest {:016x}", hasher.finish());
+        self.error = self.replicas.meet(&what).err();
     }
 
     /// The id and the bytes of the first replica's parameter. `None` after an error.
-    pub fn receive(&mut self, id: u64, kind: &str, mut bytes: Vec<u8>) -> Option<(u64, Vec<u8>)> {
+    pub fn receive(
+        &mut self,
+        id: u64,
+        is_trained: bool,
+        kind: &str,
+        mut bytes: Vec<u8>,
+    ) -> Option<(u64, Vec<u8>)> {
         if self.error.is_some() {
             return None;
         }
-        let what = self.path.parameter(kind);
+        let mut what = self.parameter(kind);
+        if !is_trained {
+            what += ", not trained";
+        }
         let pending = self.replicas.begin(what, move |communicator| {
             let mut own = id.to_ne_bytes();
             communicator.broadcast(0, &mut own)?;
@@ -72,108 +95,19 @@ impl<'a> Reception<'a> {
             .ok()
     }
 
+    fn parameter(&self, kind: &str) -> String {
+        format!("parameter {} {kind}", self.path.join("."))
+    }
+
     /// Ends with the last parameter.
     ///
     /// # Errors
     ///
-    /// If the models differ in a parameter, its shape or its type.
+    /// If the models differ: in a parameter, its shape or its type, or in what was compared.
     pub fn finish(self) -> Result<(), ReplicaError> {
-        finish(self.replicas, self.error)
-    }
-}
-
-/// Compares the models of all replicas.
-#[derive(Debug)]
-pub struct Comparison<'a> {
-    replicas: &'a Replicas,
-    path: Path,
-    known: Vec<Known>,
-    error: Option<ReplicaError>,
-}
-
-impl<'a> Comparison<'a> {
-    /// Begins with the first parameter.
-    pub fn new(replicas: &'a Replicas) -> Self {
-        Self {
-            replicas,
-            path: Path::default(),
-            known: Vec::new(),
-            error: None,
+        match self.error {
+            Some(error) => Err(error),
+            None => self.replicas.meet(END_OF_MODEL),
         }
-    }
-
-    /// Goes into a field.
-    pub fn enter(&mut self, name: &str) {
-        self.path.enter(name);
-    }
-
-    /// Goes out of it.
-    pub fn exit(&mut self) {
-        self.path.exit();
-    }
-
-    /// Takes note of a float parameter of so many numbers.
-    pub fn know(&mut self, id: u64, size: usize, is_trained: bool) {
-        let path = self.path.to_string();
-        self.known.push(Known {
-            id,
-            path,
-            size,
-            is_trained,
-        });
-    }
-
-    /// Compares a parameter: its values, and its id if there is one.
-    pub fn compare(&mut self, id: Option<&str>, kind: &str, bytes: impl FnOnce() -> Vec<u8>) {
-        if self.error.is_some() {
-            return;
-        }
-        let mut hasher = DefaultHasher::new();
-        bytes().hash(&mut hasher);
-        let id = id.map_or(String::new(), |id| format!(", id {id}"));
-        let what = self.path.parameter(kind);
-        let what = format!("{what}{id}, digest {:016x}", hasher.finish());
-        self.error = self.replicas.meet(&what).err();
-    }
-
-    /// Ends with the last parameter. The float parameters, in the order of the model.
-    ///
-    /// # Errors
-    ///
-    /// If the models differ.
-    pub fn finish(self) -> Result<Vec<Known>, ReplicaError> {
-        finish(self.replicas, self.error)?;
-        Ok(self.known)
-    }
-}
-
-fn finish(replicas: &Replicas, error: Option<ReplicaError>) -> Result<(), ReplicaError> {
-    match error {
-        Some(error) => Err(error),
-        None => replicas.meet(END_OF_MODEL),
-    }
-}
-
-/// The names of the fields that lead to a parameter.
-#[derive(Debug, Default)]
-struct Path(Vec<String>);
-
-impl Path {
-    fn enter(&mut self, name: &str) {
-        self.0.push(name.into());
-    }
-
-    fn exit(&mut self) {
-        self.0.pop();
-    }
-
-    fn parameter(&self, kind: &str) -> String {
-        format!("parameter {self} {kind}")
-    }
-}
-
-impl std::fmt::Display for Path {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.join("."))
     }
 }

@@ -117,18 +117,6 @@ impl Replicas {
         self.begin(what.into(), |_| Ok(())).wait()
     }
 
-    /// Whether any of the processes says so.
-    ///
-    /// # Errors
-    ///
-    /// If a process does something else, as its `what` says.
-    pub fn any(&self, what: &str, flag: bool) -> Result<bool, ReplicaError> {
-        let pending = self.begin(what.into(), move |communicator| {
-            communicator.all_gather(&[u8::from(flag)])
-        });
-        Ok(pending.wait()?.contains(&1))
-    }
-
     /// The words of the first process that has any. `None` if none of them has.
     ///
     /// # Errors

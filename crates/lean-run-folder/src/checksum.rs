@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     UNFINISHED,
     disk::{publish, remove},
+    error::at,
 };
 
 /// The end of a checksum's file name, after the name of its file.
@@ -73,7 +74,7 @@ pub fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
 ///
 /// If the folder cannot be read, or a checksum not removed.
 pub fn remove_orphans(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(folder).map_err(|error| at(folder, &error))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if let Some(of) = name.strip_suffix(EXTENSION)

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::UNFINISHED;
+use crate::{UNFINISHED, error::at};
 
 /// Gives a file its final name once all of it is on the disk.
 ///
@@ -16,13 +16,19 @@ use crate::UNFINISHED;
 ///
 /// If the file is not there, or the disk does not take it.
 pub fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
-    File::open(unfinished)?.sync_all()?;
+    sync(unfinished)?;
     fs::rename(unfinished, file)?;
     match cfg!(unix) {
         true => File::open(folder_of(file))?.sync_all(),
         // Windows opens no folders, and renames in order.
         false => Ok(()),
     }
+}
+
+/// Waits until all of a file is on the disk, which may say only now that it is full.
+pub(crate) fn sync(file: &Path) -> io::Result<()> {
+    // Windows refuses it to those who may only read.
+    File::options().write(true).open(file)?.sync_all()
 }
 
 /// The folder that a file is in: the current one for a name alone.
@@ -37,10 +43,10 @@ pub fn folder_of(file: &Path) -> &Path {
 ///
 /// # Errors
 ///
-/// If it is there and stays.
+/// If it is there and stays. The text names it.
 pub fn remove(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(file, &error)),
         _ => Ok(()),
     }
 }

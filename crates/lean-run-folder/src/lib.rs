@@ -19,7 +19,7 @@ pub use error::{CannotWrite, FolderError, SettingsError};
 pub use exit::{CANNOT_WRITE, FAILURE, INTERRUPTED, fail, note};
 pub use folder::RunFolder;
 pub use learner::{resume_point, resume_point_of_run};
-pub use lock::{Lock, has_no_locks};
+pub use lock::Lock;
 pub use settings::{identity, listed, resumed};
 #[cfg(all(unix, feature = "signals"))]
 pub use signals::on_signal;

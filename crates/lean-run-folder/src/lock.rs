@@ -123,7 +123,7 @@ fn is_at(_path: &Path, _file: &File) -> io::Result<bool> {
 
 /// Whether the file system has no locks. NFS without its lock daemon says `ENOLCK`, which has no
 /// kind.
-pub fn has_no_locks(error: &io::Error) -> bool {
+fn has_no_locks(error: &io::Error) -> bool {
     let no_daemon = if cfg!(target_os = "linux") { 37 } else { 77 };
     let is_missing = cfg!(unix) && error.raw_os_error() == Some(no_daemon);
     is_missing || error.kind() == ErrorKind::Unsupported

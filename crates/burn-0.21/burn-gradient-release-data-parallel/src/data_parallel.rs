@@ -111,7 +111,7 @@ impl DataParallel {
     /// If the models differ in a parameter, its shape or its type.
     pub fn broadcast<B: Backend, M: Module<B>>(&self, model: M) -> Result<M, ReplicaError> {
         let model = model::broadcast(self.replicas(), model, true)?;
-        self.verify(&model)?;
+        self.exchange.know(model::known(&model));
         Ok(model)
     }
 
@@ -135,7 +135,8 @@ impl DataParallel {
     ///
     /// If they differ.
     pub fn verify<B: Backend, M: Module<B>>(&self, model: &M) -> Result<(), ReplicaError> {
-        self.exchange.know(model::verify(self.replicas(), model)?);
+        model::verify(self.replicas(), model)?;
+        self.exchange.know(model::known(model));
         Ok(())
     }
 

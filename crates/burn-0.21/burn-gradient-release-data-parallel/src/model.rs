@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     tensor::{BasicOps, Bool, Int, Tensor, TensorData, backend::Backend},
 };
-use lean_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
+use lean_replicas::{Known, ModelWalk, ReplicaError, Replicas, kind};
 
 /// The model of the first replica, with its ids; of a model that trains, only what is not trained.
 pub(crate) fn broadcast<B: Backend, M: Module<B>>(
@@ -14,11 +14,11 @@ pub(crate) fn broadcast<B: Backend, M: Module<B>>(
 ) -> Result<M, ReplicaError> {
     synchronize(&model);
     let mut receive = Receive {
-        reception: Reception::new(replicas),
+        walk: ModelWalk::new(replicas),
         with_trained,
     };
     let model = model.map(&mut receive);
-    receive.reception.finish().map(|()| model)
+    receive.walk.finish().map(|()| model)
 }
 
 /// Applies the updates of running statistics that are pending, as Burn does at the next update: they
@@ -46,7 +46,7 @@ fn synchronize<B: Backend, M: Module<B>>(model: &M) {
 }
 
 struct Receive<'a> {
-    reception: Reception<'a>,
+    walk: ModelWalk<'a>,
     with_trained: bool,
 }
 
@@ -55,13 +55,17 @@ impl Receive<'_> {
     fn receive<B: Backend, const D: usize, K: BasicOps<B>>(
         &mut self,
         id: ParamId,
+        is_trained: bool,
         tensor: Tensor<B, D, K>,
     ) -> (ParamId, Tensor<B, D, K>) {
         let device = tensor.device();
         let data = tensor.clone().into_data();
         let (shape, dtype) = (data.shape.clone(), data.dtype);
         let kind = kind(shape.as_slice(), dtype);
-        match self.reception.receive(id.val(), &kind, data.bytes.to_vec()) {
+        let received = self
+            .walk
+            .receive(id.val(), is_trained, &kind, data.bytes.to_vec());
+        match received {
             Some((id, bytes)) => {
                 let data = TensorData::from_bytes_vec(bytes, shape, dtype);
                 (ParamId::from(id), Tensor::from_data(data, (&device, dtype)))
@@ -73,11 +77,11 @@ impl Receive<'_> {
 
 impl<B: Backend> ModuleMapper<B> for Receive<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.reception.enter(name);
+        self.walk.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.reception.exit();
+        self.walk.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
@@ -86,7 +90,7 @@ impl<B: Backend> ModuleMapper<B> for Receive<'_> {
         if is_trained && !self.with_trained {
             return Param::from_mapped_value(id, tensor, mapper);
         }
-        let (id, tensor) = self.receive(id, tensor);
+        let (id, tensor) = self.receive(id, is_trained, tensor);
         Param::from_mapped_value(id, tensor.set_require_grad(is_trained), mapper)
     }
 
@@ -95,7 +99,7 @@ impl<B: Backend> ModuleMapper<B> for Receive<'_> {
         param: Param<Tensor<B, D, Int>>,
     ) -> Param<Tensor<B, D, Int>> {
         let (id, tensor, mapper) = param.consume();
-        let (id, tensor) = self.receive(id, tensor);
+        let (id, tensor) = self.receive(id, false, tensor);
         Param::from_mapped_value(id, tensor, mapper)
     }
 
@@ -104,23 +108,55 @@ impl<B: Backend> ModuleMapper<B> for Receive<'_> {
         param: Param<Tensor<B, D, Bool>>,
     ) -> Param<Tensor<B, D, Bool>> {
         let (id, tensor, mapper) = param.consume();
-        let (id, tensor) = self.receive(id, tensor);
+        let (id, tensor) = self.receive(id, false, tensor);
         Param::from_mapped_value(id, tensor, mapper)
     }
 }
 
-/// Compares the models of all replicas. Returns the float parameters, in the order of the model.
+/// The float parameters, in the order of the model.
+pub(crate) fn known<B: Backend, M: Module<B>>(model: &M) -> Vec<Known> {
+    #[derive(Default)]
+    struct Params {
+        path: Vec<String>,
+        known: Vec<Known>,
+    }
+
+    impl<B: Backend> ModuleVisitor<B> for Params {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.known.push(Known {
+                id: param.id.val(),
+                path: self.path.join("."),
+                size: param.lazy_shape().num_elements(),
+                is_trained: param.is_require_grad(),
+            });
+        }
+    }
+
+    let mut params = Params::default();
+    model.visit(&mut params);
+    params.known
+}
+
+/// Compares the models of all replicas.
 pub(crate) fn verify<B: Backend, M: Module<B>>(
     replicas: &Replicas,
     model: &M,
-) -> Result<Vec<Known>, ReplicaError> {
+) -> Result<(), ReplicaError> {
     synchronize(model);
-    let mut compare = Compare(Comparison::new(replicas));
+    let mut compare = Compare(ModelWalk::new(replicas));
     model.visit(&mut compare);
     compare.0.finish()
 }
 
-struct Compare<'a>(Comparison<'a>);
+struct Compare<'a>(ModelWalk<'a>);
 
 impl Compare<'_> {
     fn compare<B: Backend, const D: usize, K: BasicOps<B>>(
@@ -145,11 +181,8 @@ impl<B: Backend> ModuleVisitor<B> for Compare<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let size = param.lazy_shape().num_elements();
-        let is_trained = param.is_require_grad();
-        self.0.know(param.id.val(), size, is_trained);
         // Each replica has ids of its own for running statistics, which keep them for good.
-        self.compare(is_trained.then_some(param.id), param.val());
+        self.compare(param.is_require_grad().then_some(param.id), param.val());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {

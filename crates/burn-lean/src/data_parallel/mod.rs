@@ -108,16 +108,27 @@ impl DataParallel {
     /// it once the model is initialized, and before the optimizer is used or loads a record.
     ///
     /// Running statistics (`BatchNorm`) are those of the first replica, too, updates that are
-    /// pending included. In training each replica updates its own, by its share of a batch: call
-    /// it again, as before a validation or a checkpoint, to make them equal.
+    /// pending included. In training each replica updates its own, by its share of a batch:
+    /// [`share_running_states`](Self::share_running_states) makes them equal again.
     ///
     /// # Errors
     ///
-    /// If the models differ in a parameter, its shape or its type, or one is armed.
+    /// If the models differ in a parameter, its shape, its type or whether it is trained, or one is
+    /// armed.
     pub fn broadcast<M: Module>(&self, model: M) -> Result<M, ReplicaError> {
-        let model = model::broadcast(self.replicas(), model)?;
-        self.verify(&model)?;
+        let model = model::broadcast(self.replicas(), model, false)?;
+        self.exchange.know(model::known(&model));
         Ok(model)
+    }
+
+    /// Gives all replicas the running statistics (`BatchNorm`) of the first one, and whatever else is
+    /// not trained, as before a validation or a checkpoint. What is trained has to be equal.
+    ///
+    /// # Errors
+    ///
+    /// If the models differ in what is trained, or elsewhere in a shape or a type, or one is armed.
+    pub fn share_running_states<M: Module>(&self, model: M) -> Result<M, ReplicaError> {
+        model::broadcast(self.replicas(), model, true)
     }
 
     /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths,
@@ -127,7 +138,8 @@ impl DataParallel {
     ///
     /// If they differ, or one is armed.
     pub fn verify<M: Module>(&self, model: &M) -> Result<(), ReplicaError> {
-        self.exchange.know(model::verify(self.replicas(), model)?);
+        model::verify(self.replicas(), model)?;
+        self.exchange.know(model::known(model));
         Ok(())
     }
 

@@ -36,9 +36,9 @@ mod sgd;
 mod stable_adamw;
 mod step;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::optim::{ModuleOptimizer, Optimizer};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::Shape;
 use lean_arithmetic::optim::Moments;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
@@ -61,7 +61,7 @@ pub use radam::{RAdam, RAdamConfig, RAdamState};
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
-use crate::path::{Path, PathVisitor, WithPaths, is_embedding};
+use crate::path::{is_embedding, params_of};
 use settings::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
@@ -172,18 +172,7 @@ pub trait EightBitMoments: Lean {
 }
 
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
-    #[derive(Default)]
-    struct Embeddings {
-        shapes: Vec<Shape>,
-    }
-    impl PathVisitor for Embeddings {
-        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-            if is_embedding(path) {
-                self.shapes.push(param.lazy_shape());
-            }
-        }
-    }
-    let mut embeddings = Embeddings::default();
-    model.visit(&mut WithPaths::new(&mut embeddings));
-    embeddings.shapes
+    let params = params_of(model).into_iter();
+    let embeddings = params.filter(|param| is_embedding(&param.path));
+    embeddings.map(|param| param.shape).collect()
 }

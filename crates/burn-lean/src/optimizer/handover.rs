@@ -15,7 +15,6 @@ use burn::tensor::kind::BridgeTensor;
 
 use super::accumulator::ReleaseAccumulator;
 use super::one_param::step_one;
-use super::reducing::from_owner;
 use super::release_optimizer::ReleaseOptimizer;
 use super::report::{Outcome, StepReport};
 use super::restoring::{restore, restore_mappers};
@@ -24,7 +23,6 @@ use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::reduction::{InFlight, flat, shaped};
 use crate::session::{Progress, Session, Slot, Taken};
 use crate::tape::{is_placeholder, placeholder_element};
 
@@ -167,9 +165,6 @@ impl ReleaseOptimizer {
             Err(error) => return Err(error),
         }
         let mut report = self.report(&survey, &mut grads);
-        let params = survey.ids();
-        // It holds slots, whose owners are counted below.
-        drop(survey);
         let mut hand_out = HandOut {
             session: &self.session,
             lr,
@@ -193,7 +188,7 @@ impl ReleaseOptimizer {
         report.set_skipped(&hand_out.skipped);
         let has_skipped = report.count(Outcome::Skipped) > 0;
         let gradients = &mut self.session.stepper().gradients;
-        report.gradients = gradients.end_step(&params, has_skipped);
+        report.gradients = gradients.end_step(&survey.ids(), has_skipped);
         Ok((hand_out.marks, report))
     }
 
@@ -276,14 +271,13 @@ impl PathVisitor for HandOut<'_> {
 /// Gives the weight in a slot for the placeholder in the model.
 fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
     slot.watch();
-    let ways = Arc::strong_count(&slot);
     Box::new(move |base| {
         if slot.phase().is_taken() && slot.has_stepped_copy() {
             return Err(ReleaseError::SteppedCopy { path });
         }
-        // A change of the parameter maps it or drops its reference to the slot. The bits alone do
-        // not tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
-        let is_touched = slot.was_mapped() || Arc::strong_count(&slot) < ways;
+        // A change of the parameter maps it or drops its reparameterization. The bits alone do not
+        // tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
+        let is_touched = slot.was_mapped() || slot.is_dropped();
         let base = Tensor::<D>::from_bridge(base).into_dispatch();
         if is_touched || !(reading_waits(&base) || is_placeholder(&base)) {
             return Err(ReleaseError::ChangedBeforeStep { path });
@@ -294,19 +288,6 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
 }
 
 impl HandOut<'_> {
-    /// The mean of an ordinary gradient over all replicas, each of which steps with it.
-    fn mean<const D: usize>(
-        &self,
-        in_flight: &InFlight,
-        id: ParamId,
-        grad: Tensor<D>,
-    ) -> Tensor<D> {
-        let shape = grad.shape();
-        let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
-        self.session.stepper().gradients.note_widened([id]);
-        Tensor::from_dispatch(shaped(mean.expect("all replicas get it"), shape))
-    }
-
     /// Steps a parameter that is not armed, where plain Burn would step it.
     fn give_stepped<const D: usize>(
         &mut self,
@@ -317,7 +298,11 @@ impl HandOut<'_> {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
         let grad = match self.session.in_flight() {
             None => grad,
-            Some(in_flight) => self.mean(in_flight, id, grad),
+            Some(in_flight) => {
+                let mean = expect(in_flight.mean(id, grad.into_dispatch()));
+                self.session.stepper().gradients.note_widened([id]);
+                Tensor::from_dispatch(mean)
+            }
         };
         let gradients = &mut self.session.stepper().gradients;
         let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
@@ -327,15 +312,12 @@ impl HandOut<'_> {
         let session = self.session.clone();
         Box::new(move |weight| {
             let mut weight = Tensor::<D>::from_bridge(weight);
-            let in_flight = session.in_flight();
-            if in_flight.is_none_or(|in_flight| in_flight.reduction().is_owner(id)) {
+            if session.is_owner(id) {
                 let mut stepper = session.stepper();
                 weight = stepper.step(|optim| step_one(optim, lr, id, &path, weight, grad));
             }
-            if let Some(in_flight) = in_flight.filter(|all| all.reduction().is_sharded()) {
-                weight = from_owner(in_flight, id, weight)?;
-            }
-            Ok(weight.into_bridge())
+            let weight = session.weight_from_owner(id, weight.into_dispatch())?;
+            Ok(Tensor::<D>::from_dispatch(weight).into_bridge())
         })
     }
 }

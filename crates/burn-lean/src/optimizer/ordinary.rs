@@ -3,14 +3,12 @@
 use std::collections::HashSet;
 
 use burn::Tensor;
-use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
 use super::survey::{Survey, Surveyed};
 use crate::backend::added;
 use crate::error::ReleaseError;
-use crate::reduction::{InFlight, flat, shaped};
 use crate::session::Session;
 
 /// Measures the ordinary gradients of a step, with the sums of earlier micro-batches and as the
@@ -34,17 +32,11 @@ pub(super) fn measure(
         let Some(grad) = added(sum, param.grad(grads)) else {
             continue;
         };
-        let shape = grad.shape();
         let mean = match session.in_flight() {
-            None => Some(grad),
-            Some(in_flight) => {
-                let mean = in_flight.mean(param.id, flat(grad))?;
-                mean.map(|mean| shaped(mean, shape))
-            }
+            None => grad,
+            Some(in_flight) => in_flight.mean(param.id, grad)?,
         };
-        if let Some(grad) = mean {
-            session.measure(param.id, grad);
-        }
+        session.measure(param.id, mean);
     }
     Ok(())
 }
@@ -73,12 +65,6 @@ pub(super) fn transform<M: Module>(
         seen: HashSet<ParamId>,
         skipped: HashSet<ParamId>,
     }
-    impl Transform<'_> {
-        fn is_owner(&self, param: ParamId) -> bool {
-            let reduction = self.session.in_flight().map(InFlight::reduction);
-            reduction.is_none_or(|reduction| reduction.is_owner(param))
-        }
-    }
     impl ModuleVisitor for Transform<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let id = param.id;
@@ -91,7 +77,7 @@ pub(super) fn transform<M: Module>(
             let had_one = grad.is_some() || gradients.is_dropped(id);
             let grad = grad.and_then(|grad| gradients.apply(id, &param.base().inner(), grad));
             match grad {
-                Some(grad) if self.is_owner(id) => self.grads.register(id, grad),
+                Some(grad) if self.session.is_owner(id) => self.grads.register(id, grad),
                 Some(_) => {}
                 None if had_one => {
                     self.skipped.insert(id);

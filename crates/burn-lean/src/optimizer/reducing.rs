@@ -59,16 +59,6 @@ pub(super) fn weights_from_owners<M: Module>(
     }
 }
 
-/// The weight of a parameter after the step of its owner.
-pub(super) fn from_owner<const D: usize>(
-    in_flight: &InFlight,
-    param: ParamId,
-    weight: Tensor<D>,
-) -> Result<Tensor<D>, ReleaseError> {
-    let weight = in_flight.weight_from_owner(param, weight.into_dispatch())?;
-    Ok(Tensor::from_dispatch(weight))
-}
-
 struct Owners<'a> {
     in_flight: &'a InFlight,
     params: &'a [ParamId],
@@ -82,10 +72,14 @@ impl ModuleMapper for Owners<'_> {
         }
         let id = param.id;
         with_value(param, |weight| {
-            from_owner(self.in_flight, id, weight.clone()).unwrap_or_else(|error| {
-                self.error = Some(error);
-                weight
-            })
+            let own = weight.clone().into_dispatch();
+            match self.in_flight.weight_from_owner(id, own) {
+                Ok(weight) => Tensor::from_dispatch(weight),
+                Err(error) => {
+                    self.error = Some(error);
+                    weight
+                }
+            }
         })
     }
 }

@@ -169,6 +169,11 @@ impl Slot {
         self.state().was_mapped
     }
 
+    /// Whether the parameter of the model is gone, and copies may be left.
+    pub(crate) fn is_dropped(&self) -> bool {
+        Arc::strong_count(&self.own) == 1
+    }
+
     /// Whether backward has stepped the parameter, and no call has ended that step.
     pub(crate) fn is_stepped(&self) -> bool {
         let state = self.state();

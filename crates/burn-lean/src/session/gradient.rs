@@ -14,7 +14,7 @@ use crate::backend::{added, in_f32};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
 use crate::marks;
-use crate::reduction::{InFlight, flat};
+use crate::reduction::flat;
 use crate::tape::{HookOwner, register};
 
 thread_local! {
@@ -136,15 +136,8 @@ impl Slot {
         let mut stepper = session.stepper();
         let weight = state.weight.take(&self.path());
         stepper.stepping = true;
-        let reduction = session.in_flight().map(InFlight::reduction);
-        let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id()));
-        let from_owner = |weight: DispatchTensor| {
-            let in_flight = session.in_flight();
-            match in_flight.filter(|it| it.reduction().is_sharded()) {
-                Some(sharded) => sharded.weight_from_owner(self.id(), weight),
-                None => Ok(weight),
-            }
-        };
+        let is_owner = session.is_owner(self.id());
+        let from_owner = |weight| session.weight_from_owner(self.id(), weight);
         let (weight, taken) = match grad {
             None => (from_owner(weight)?, Taken::Stepped),
             Some(grad) => {

@@ -56,6 +56,8 @@ pub(crate) struct Slot {
     step: StepFn,
     mapper: Mutex<Arc<dyn Any + Send + Sync>>,
     state: Mutex<State>,
+    /// The parameter of the model holds it, too. Those of copies do not.
+    pub(crate) own: Arc<()>,
 }
 
 /// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,
@@ -203,6 +205,24 @@ impl Session {
 
     pub(crate) fn in_flight(&self) -> Option<&InFlight> {
         self.in_flight.as_ref()
+    }
+
+    /// Whether this replica steps a parameter.
+    pub(crate) fn is_owner(&self, param: ParamId) -> bool {
+        let reduction = self.in_flight().map(InFlight::reduction);
+        reduction.is_none_or(|reduction| reduction.is_owner(param))
+    }
+
+    /// The weight of a parameter after the step of its owner.
+    pub(crate) fn weight_from_owner(
+        &self,
+        param: ParamId,
+        weight: DispatchTensor,
+    ) -> Result<DispatchTensor, ReleaseError> {
+        match &self.in_flight {
+            Some(in_flight) => in_flight.weight_from_owner(param, weight),
+            None => Ok(weight),
+        }
     }
 
     /// Sends a gradient to the other replicas. Its slot receives the mean.

@@ -127,6 +127,7 @@ impl Slot {
             step,
             mapper: Mutex::new(mapper),
             state: Mutex::new(state),
+            own: Arc::default(),
         };
         (slot, leaf)
     }
@@ -142,6 +143,7 @@ impl Slot {
             step: self.step,
             mapper: Mutex::new(self.mapper()),
             state: Mutex::new(twin),
+            own: Arc::default(),
         }
     }
 

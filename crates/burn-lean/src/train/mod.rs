@@ -6,21 +6,19 @@
 //! needs to be picked up exactly.
 
 mod checkpoint;
+mod epochs;
 mod events;
 mod learner;
 pub mod metric;
 mod monitor;
-mod passes;
 mod processes;
 pub mod resume;
-mod settings;
 mod stepping;
 mod strategy;
 
 pub use checkpoint::BlockingCheckpointingStrategy;
 pub use learner::release_learner;
 pub use monitor::{PeakMemory, StepMonitor};
-pub use passes::{InOnePass, InTwoPasses, Passes};
 #[cfg(feature = "data-parallel")]
 pub use processes::INTERRUPTED_ELSEWHERE;
-pub use strategy::GradientReleaseStrategy;
+pub use strategy::{GradientReleaseStrategy, TwoPassStrategy};

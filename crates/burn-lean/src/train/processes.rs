@@ -52,11 +52,12 @@ impl Processes {
         optim
     }
 
-    /// The model of the first replica: each has updated its own running statistics.
+    /// The model with the running statistics of the first replica: each has updated its own. Weights
+    /// that differ are not those of the mean gradients.
     pub(super) fn shared<M: Module>(&self, model: M) -> M {
         #[cfg(feature = "data-parallel")]
         if let Some(parallel) = &self.parallel {
-            return replicated(parallel.broadcast(model));
+            return replicated(parallel.share_running_states(model));
         }
         model
     }

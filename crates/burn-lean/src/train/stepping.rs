@@ -8,14 +8,15 @@ use burn::train::{
 
 use super::events::Events;
 use super::learner::{Parts, to_save};
-use super::settings::Settings;
+use super::strategy::GradientReleaseStrategy;
 use crate::error::{ReleaseError, expect};
 use crate::optimizer::Handover;
 use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
 
 /// The state of a learner while it trains with gradient release.
 pub(super) struct Stepping<'a, M: LearnerModel> {
-    settings: &'a Settings<Batch<M>>,
+    strategy: &'a GradientReleaseStrategy,
+    again: Again<Batch<M>>,
     /// The model. `None` while it is changed.
     model: Option<M>,
     optim: ReleaseOptimizer,
@@ -29,20 +30,25 @@ pub(super) struct Stepping<'a, M: LearnerModel> {
     window: usize,
 }
 
+/// Clones a batch for the second pass, if there is one.
+pub(super) type Again<Batch> = Option<fn(&Batch) -> Batch>;
+
 /// A batch of training.
 pub(super) type Batch<M> = <M as TrainStep>::Input;
 type Output<M> = <M as TrainStep>::Output;
 
 impl<'a, M: LearnerModel> Stepping<'a, M> {
     pub(super) fn new(
-        settings: &'a Settings<Batch<M>>,
+        strategy: &'a GradientReleaseStrategy,
+        again: Again<Batch<M>>,
         model: M,
         Parts { optim, scheduler }: Parts,
         grad_accumulation: Option<usize>,
     ) -> Self {
         let handover = Handover::default();
         Self {
-            settings,
+            strategy,
+            again,
             model: Some(model),
             scheduler,
             // As in Burn, before the first step.
@@ -72,14 +78,14 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             let item = item.map_err(|error| events.interrupter.fail(error));
             let at = || format!("the beginning of iteration {iteration} of epoch {epoch}");
             // Between the batch and the step, either of which may fail on one of several processes.
-            let stops = self.settings.processes.should_stop(at, &events.interrupter);
+            let stops = self.strategy.processes.should_stop(at, &events.interrupter);
             let Some(item) = item.ok().filter(|_| !stops) else {
                 break;
             };
             log::info!("Iteration {iteration}");
 
             let progress = iterator.progress();
-            self.settings.monitor.begin();
+            self.strategy.monitor.begin();
             accumulated += 1;
             // Burn steps with the gradients of an incomplete window when the data end.
             let output = if accumulated < self.window && !progress.is_completed() {
@@ -93,7 +99,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let model = self.take_model();
         // The sums of a window that was interrupted are dropped, as in Burn.
         let model = self.accumulator.cancel(model);
-        self.model = Some(self.settings.processes.shared(model));
+        self.model = Some(self.strategy.processes.shared(model));
     }
 
     /// An iteration that is not the last of its window.
@@ -103,7 +109,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let output = TrainStep::step(&model, item);
         self.accumulator.accumulate_if_any(&model, output.grads);
         self.model = Some(model);
-        self.settings.monitor.end(iteration, None);
+        self.strategy.monitor.end(iteration, None);
         output.item
     }
 
@@ -111,7 +117,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
     fn step(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         self.lr = self.scheduler.step();
         let (lr, sums) = (self.lr.clone(), self.accumulator.grads());
-        let (model, output) = match (self.settings.again)(&item) {
+        let (model, output) = match self.again.map(|again| again(&item)) {
             Some(again) => self.two_passes(sums, item, again),
             None => {
                 let model = self.take_model();
@@ -128,7 +134,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let model = self.optim.take_back(model, report.clone(), &self.handover);
         self.model = Some(expect(model));
         let step = (report, lr.base());
-        self.settings.monitor.end(iteration, Some(step));
+        self.strategy.monitor.end(iteration, Some(step));
         output.item
     }
 
@@ -188,8 +194,8 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
 
     /// The learner between two epochs, for a checkpoint: on the first process.
     pub(super) fn learner(&self) -> Option<Learner<M>> {
-        let optim = self.settings.processes.whole_optimizer(&self.optim)?;
-        let optim = to_save(optim, self.optim.gradient_record(), &self.settings.device);
+        let optim = self.strategy.processes.whole_optimizer(&self.optim)?;
+        let optim = to_save(optim, self.optim.gradient_record(), &self.strategy.device);
         Some(Learner::new(
             self.model().clone(),
             optim,

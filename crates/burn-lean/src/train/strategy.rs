@@ -1,21 +1,9 @@
-//! The training strategy.
-
-use std::marker::PhantomData;
-use std::sync::Arc;
+//! The training strategy, and its settings.
 
 use burn::tensor::Device;
-use burn::train::{
-    Learner, LearnerModel, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
-    TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader,
-};
 
 use super::StepMonitor;
-use super::events::{Events, Split};
-use super::learner::Parts;
-use super::passes::{InOnePass, InTwoPasses, Passes};
 use super::processes::Processes;
-use super::settings::Settings;
-use super::stepping::{Batch, Stepping};
 #[cfg(feature = "data-parallel")]
 use crate::DataParallel;
 use crate::FirstPass;
@@ -63,13 +51,16 @@ use crate::FirstPass;
 /// - where gradient release refuses a step, as after a `TrainStep` that ran backward twice, with
 ///   the text of the [`ReleaseError`](crate::ReleaseError).
 #[derive(Clone, Debug)]
-pub struct GradientReleaseStrategy<P = InOnePass> {
-    device: Device,
-    monitor: StepMonitor,
-    first_pass: Option<FirstPass>,
-    processes: Processes,
-    passes: PhantomData<fn(P)>,
+pub struct GradientReleaseStrategy {
+    pub(super) device: Device,
+    pub(super) monitor: StepMonitor,
+    pub(super) first_pass: Option<FirstPass>,
+    pub(super) processes: Processes,
 }
+
+/// A [`GradientReleaseStrategy`] [with two passes](GradientReleaseStrategy::with_two_passes).
+#[derive(Clone, Debug)]
+pub struct TwoPassStrategy(pub(super) GradientReleaseStrategy);
 
 impl GradientReleaseStrategy {
     /// Trains and validates on this device.
@@ -86,28 +77,9 @@ impl GradientReleaseStrategy {
             monitor: StepMonitor::new(),
             first_pass: None,
             processes: Processes::default(),
-            passes: PhantomData,
         }
     }
 
-    /// Runs the model's `TrainStep` twice for each optimizer step: once to measure the norm of all
-    /// gradients, once to step. Clipping by the global norm and ZClip are refused without this. With
-    /// a [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflowed.
-    ///
-    /// Batches are cloned. Both runs have the same random numbers and running statistics (see
-    /// [`TwoPasses`](crate::TwoPasses)); what the first one returns is dropped.
-    pub fn with_two_passes(self) -> GradientReleaseStrategy<InTwoPasses> {
-        GradientReleaseStrategy {
-            device: self.device,
-            monitor: self.monitor,
-            first_pass: self.first_pass,
-            processes: self.processes,
-            passes: PhantomData,
-        }
-    }
-}
-
-impl<P> GradientReleaseStrategy<P> {
     /// Reports each step to the metrics made with this monitor.
     pub fn with_monitor(mut self, monitor: StepMonitor) -> Self {
         self.monitor = monitor;
@@ -120,9 +92,9 @@ impl<P> GradientReleaseStrategy<P> {
     /// ([`DataParallel::broadcast`]) or the same checkpoint, and a data loader with its share of the
     /// items. All of them iterate equally often. The first one validates, stops early and saves
     /// checkpoints, with the optimizer states of all. Each trains with a folder of its own for its
-    /// logs; its metrics of training are those of its share. At the end of an epoch all have the
-    /// model of the first one, with its running statistics. An interruption of any of them stops all
-    /// after the iteration.
+    /// logs; its metrics of training are those of its share. At the end of an epoch they compare what
+    /// is trained, and all take over the running statistics of the first one. An interruption of any
+    /// of them stops all after the iteration.
     ///
     /// # Panics
     ///
@@ -142,102 +114,16 @@ impl<P> GradientReleaseStrategy<P> {
         self.first_pass = Some(first_pass);
         self
     }
-}
 
-impl<M: LearnerModel, P: Passes<Batch<M>>> From<GradientReleaseStrategy<P>>
-    for TrainingStrategy<M>
-{
-    fn from(strategy: GradientReleaseStrategy<P>) -> Self {
-        Self::Custom(Arc::new(Settings {
-            device: strategy.device,
-            monitor: strategy.monitor,
-            first_pass: strategy.first_pass,
-            processes: strategy.processes,
-            has_two_passes: P::ARE_TWO,
-            again: P::again,
-        }))
-    }
-}
-
-impl<M: LearnerModel> SupervisedLearningStrategy<M> for Settings<Batch<M>> {
-    fn fit(
-        &self,
-        components: TrainingComponents<M>,
-        mut learner: Learner<M>,
-        dataloader_train: TrainLoader<M>,
-        dataloader_valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> (M, SupervisedTrainingEventProcessor<M>) {
-        let dataloader_train = dataloader_train.to_device(&self.device);
-        let dataloader_valid = dataloader_valid.to_device(&self.device.clone().inner());
-        let store = components.event_store;
-        let mut parts = Parts::of(&mut learner, &store, &self.device).expect(
-            "gradient release: Burn keeps the optimizer of a `Learner` private; make the learner \
-             with `burn_lean::train::release_learner` in place of `Learner::new`",
-        );
-        let model = learner.model();
-        // It would hold the first weights.
-        drop(learner);
-        assert!(
-            self.has_two_passes || !parts.optim.needs_two_passes(),
-            "gradient release: clipping by a norm of all gradients needs two passes; add \
-             `with_two_passes()` to the `GradientReleaseStrategy`"
-        );
-        if let Some(first_pass) = self.first_pass {
-            parts.optim = parts.optim.with_first_pass(first_pass);
-        }
-        let model = model.fork(&self.device);
-        let processes = &self.processes;
-        parts.optim = processes.with_reduction(parts.optim, &model);
-        let mut stepping = Stepping::new(self, model, parts, components.grad_accumulation);
-        let mut checkpointer = components.checkpointer;
-        let mut early_stopping = components.early_stopping;
-        let interrupter = components.interrupter.clone();
-        let mut events = Events {
-            processor: components.event_processor,
-            interrupter: components.interrupter,
-        };
-
-        for epoch in starting_epoch..=components.num_epochs {
-            events.start(Split::Train, epoch, dataloader_train.num_items());
-            stepping.train(&dataloader_train, epoch, &mut events);
-            events.end(Split::Train, epoch);
-            let at = || format!("the end of the batches of epoch {epoch}");
-            if processes.should_stop(at, &interrupter) {
-                if let Some(interruption) = interrupter.interruption() {
-                    let reason = interruption.reason.as_deref().unwrap_or("reason unknown");
-                    log::info!("Training interrupted: {reason}");
-                }
-                break;
-            }
-
-            if processes.is_first() {
-                events.start(Split::Valid, epoch, dataloader_valid.num_items());
-                stepping.validate(&dataloader_valid, epoch, &mut events);
-                events.end(Split::Valid, epoch);
-            }
-            events.end_epoch(epoch);
-            if checkpointer.is_some() || early_stopping.is_some() {
-                events.flush();
-            }
-            let at = || format!("the end of the validation of epoch {epoch}");
-            if processes.should_stop(at, &interrupter) {
-                break;
-            }
-
-            if let Some(checkpointer) = &mut checkpointer
-                && let Some(learner) = stepping.learner()
-            {
-                checkpointer.checkpoint(&learner, epoch, &store);
-            }
-            if let Some(early_stopping) = &mut early_stopping {
-                let is_done = processes.is_first() && early_stopping.should_stop(epoch, &store);
-                if processes.first_says(|| format!("the end of epoch {epoch}"), is_done) {
-                    break;
-                }
-            }
-        }
-
-        (stepping.into_model(), events.processor)
+    /// Runs the model's `TrainStep` twice for each optimizer step: once to measure the norm of all
+    /// gradients, once to step. Clipping by the global norm and ZClip are refused without this. With
+    /// a [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflowed.
+    ///
+    /// Batches are cloned. Both runs have the same random numbers and running statistics (see
+    /// [`TwoPasses`](crate::TwoPasses)); what the first one returns is dropped.
+    ///
+    /// Comes after the other settings.
+    pub fn with_two_passes(self) -> TwoPassStrategy {
+        TwoPassStrategy(self)
     }
 }

@@ -5,15 +5,14 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use crate::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
-    disk::{publish, remove},
+    disk::{publish, remove, sync},
     error::at,
 };
 
@@ -125,8 +124,7 @@ impl Checkpoints {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let unfinished = self.folder.join(format!("{UNFINISHED}{name}"));
             write(&part, &unfinished)?;
-            // A disk may say only now that it is full.
-            File::open(&unfinished)?.sync_all()?;
+            sync(&unfinished)?;
             let checksum = Checksum::new(&unfinished, self.run.clone())?;
             Ok(Written {
                 unfinished,
@@ -274,7 +272,7 @@ impl Checkpoints {
         for file in self.entries()? {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             if self.is_unfinished(&name) {
-                remove(&file).map_err(|error| at(&file, &error))?;
+                remove(&file)?;
             }
         }
         Ok(())
@@ -352,7 +350,7 @@ fn is_copy(extension: &str) -> bool {
 
 fn remove_with_checksum(file: &PathBuf) -> io::Result<()> {
     for file in [file, &checksum::path_of(file)] {
-        remove(file).map_err(|error| at(file, &error))?;
+        remove(file)?;
     }
     Ok(())
 }
@@ -374,7 +372,7 @@ fn move_aside(folder: &Path, files: &[&PathBuf]) -> io::Result<()> {
 /// Moves a file that may not be there.
 fn move_to(folder: &Path, file: &Path) -> io::Result<()> {
     match fs::rename(file, folder.join(file.file_name().unwrap_or_default())) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(file, &error)),
         _ => Ok(()),
     }
 }
@@ -390,7 +388,8 @@ fn new_folder_beside(folder: &Path) -> io::Result<PathBuf> {
         });
         match fs::create_dir(&aside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            created => return created.map(|()| aside),
+            Err(error) => return Err(at(&aside, &error)),
+            Ok(()) => return Ok(aside),
         }
     }
 }

@@ -239,11 +239,27 @@ fn a_checkpoint_of_another_run_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_removed_is_named() {
+fn what_cannot_be_removed_or_moved_is_named() {
     let (_home, checkpoints) = saved(&[1, 2], "a run");
-    let file = checkpoints.file("model.bin", 1);
-    fs::remove_file(&file).unwrap();
-    fs::create_dir(&file).unwrap();
-    let text = checkpoints.remove(1).unwrap_err().to_string();
-    assert!(text.starts_with(&format!("{}: ", file.display())), "{text}");
+    let in_the_way = |file: &Path| {
+        let _ = fs::remove_file(file);
+        fs::create_dir(file).unwrap();
+    };
+    let model = checkpoints.file("model.bin", 1);
+    in_the_way(&model);
+    let orphan = checksum::path_of(&checkpoints.file("model.bin", 9));
+    in_the_way(&orphan);
+    // The name of the folder beside it is too long.
+    let home = tempfile::tempdir().unwrap();
+    let long = home.path().join("x".repeat(250));
+    fs::create_dir(&long).unwrap();
+    write(&long, &["model-20.mpk"]);
+    for (error, file) in [
+        (checkpoints.remove(1).unwrap_err(), &model),
+        (checkpoints.resume_point().unwrap_err(), &orphan),
+        (learner(&long).resume_point().unwrap_err(), &long),
+    ] {
+        let text = error.to_string();
+        assert!(text.starts_with(&*file.to_string_lossy()), "{text}");
+    }
 }

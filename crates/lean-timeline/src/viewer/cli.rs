@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
     match run(&cli.task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&format!("{error:#}")));
+            note(&format!("error: {}", one_line(&format!("{error:#}"))));
             ExitCode::FAILURE
         }
     }
@@ -91,13 +91,13 @@ fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprintln!("error: say what to do: summary, savings, html or svg; --help says more");
+            note("error: say what to do: summary, savings, html or svg; --help says more");
             ExitCode::from(2)
         }
         _ => {
             let text = error.render().to_string();
             let first = text.split("\n\n").next().unwrap_or_default();
-            eprintln!("{}", one_line(first));
+            note(&one_line(first));
             ExitCode::from(2)
         }
     }
@@ -134,6 +134,11 @@ fn say(text: &str) -> Result<()> {
     }
 }
 
+/// Writes a line to stderr, which nobody may be reading any more.
+fn note(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
 impl Inputs {
     fn convert(
         &self,
@@ -159,7 +164,7 @@ impl Inputs {
                 output.display()
             )
         })?;
-        eprintln!("written: {}", output.display());
+        note(&format!("written: {}", output.display()));
         Ok(())
     }
 }

@@ -1,12 +1,12 @@
 //! The program, from the command line.
 
 use crate::synthetic::{Sampled, Training};
-use assert_cmd::Command;
+use assert_cmd::{Command, cargo::cargo_bin};
 use lean_timeline::Snapshot;
 use lean_timeline::analysis::{Choice, Peak, Stepping, Totals};
 use lean_timeline::snapshot::Category;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 use tempfile::TempDir;
 
 fn burn_memory(arguments: &[&str], files: &[&Path]) -> Command {
@@ -153,6 +153,21 @@ fn a_summary_says_where_the_peak_is_and_what_is_in_it() {
     );
     let adds_up = "Adds up: what is named differs from what was in use by 0.14 % at most";
     mentions(&text, adds_up);
+}
+
+/// As with `2>&1 | head -0`.
+#[test]
+fn nobody_needs_to_read_stderr() {
+    let runs = Runs::new();
+    for (file, code) in [(runs.plain.clone(), 0), (runs.path("missing"), 1)] {
+        let (reader, stderr) = io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(cargo_bin("burn-memory"));
+        command.args(["html", "--output"]);
+        command.args([&runs.path("page.html"), &file]);
+        let status = command.stderr(stderr).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{}", file.display());
+    }
 }
 
 #[test]

@@ -87,9 +87,9 @@ fn running_statistics_are_those_of_the_first_replica() {
     }
 }
 
-/// Once more, as before a checkpoint, and training goes on.
+/// As before a checkpoint, and training goes on.
 #[test]
-fn statistics_that_have_drifted_apart_are_broadcast_again() {
+fn statistics_that_have_drifted_apart_are_shared() {
     let weights = Threads::run(SIZE, |replicas| {
         let rank = replicas.rank();
         let parallel = DataParallel::new(replicas);
@@ -98,7 +98,7 @@ fn statistics_that_have_drifted_apart_are_broadcast_again() {
         let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
         for step in 0..2 * STEPS {
             if step == STEPS {
-                model = parallel.broadcast(model).unwrap();
+                model = parallel.share_running_states(model).unwrap();
                 assert_eq!(statistics(&model.norm), expected(STEPS), "rank {rank}");
                 parallel.verify(&model).unwrap();
                 assert!(parallel.gather_states(&optim).is_ok());

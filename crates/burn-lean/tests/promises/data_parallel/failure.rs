@@ -189,6 +189,23 @@ fn another_model() {
     }
 }
 
+#[test]
+fn a_layer_that_one_replica_has_frozen() {
+    let errors = Threads::run(2, |replicas| {
+        let is_other = replicas.rank() == 1;
+        let mut model = pair(4);
+        if is_other {
+            model.one = model.one.no_grad();
+        }
+        let parallel = DataParallel::new(replicas);
+        parallel.broadcast(model).unwrap_err().to_string()
+    });
+    for error in errors {
+        let named = "rank 1: parameter one.weight [4, 4] F32, not trained";
+        assert!(error.ends_with(named), "{error}");
+    }
+}
+
 /// It has placeholders in place of its weights.
 #[test]
 fn an_armed_model() {

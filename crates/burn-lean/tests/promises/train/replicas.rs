@@ -158,6 +158,29 @@ fn an_interruption_of_one_stops_all() {
     assert_bits(&runs[0].last, &runs[1].last, "interrupted");
 }
 
+/// A replica with other settings, whose weights differ from the first step on.
+#[test]
+fn weights_that_have_drifted_apart_are_named() {
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let ends = Threads::run(2, |replicas| {
+        let is_other = replicas.rank() == 1;
+        let mut training = how.training(replicas, folder.path());
+        if is_other {
+            training.optim = || AdamWConfig::new().with_weight_decay(0.5).init();
+        }
+        panic_of(|| training.run(Mode::Released)).map(drop)
+    });
+    for end in ends {
+        let text = end.expect_err("another weight decay");
+        let named = "rank 0: parameter input.weight [8, 8] F32, id ";
+        assert!(text.contains(named), "{text}");
+    }
+}
+
 /// The first validates, and decides for all.
 #[test]
 fn all_stop_early_together() {

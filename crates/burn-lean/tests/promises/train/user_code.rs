@@ -58,6 +58,13 @@ fn weights_clamped_after_the_step() {
 }
 
 #[test]
+fn a_copy_of_before_backward_is_dropped_before_the_step() {
+    let training = optimize(Optimize::DropEarlyCopy);
+    training.assert_same("a copy");
+    in_windows(2, training).assert_same("copies");
+}
+
+#[test]
 fn a_part_frozen_after_the_second_step() {
     let training = optimize(Optimize::Freeze);
     let run = training.assert_same("frozen");

@@ -33,6 +33,8 @@ pub(crate) struct User {
     pub(crate) losses: Arc<Mutex<Vec<u32>>>,
     /// What `optimize` has seen.
     pub(crate) seen: Arc<Mutex<Vec<Bits>>>,
+    /// A copy that `step` has taken before backward.
+    pub(crate) copy: Arc<Mutex<Option<Box<Net>>>>,
     /// Called in every training step.
     pub(crate) on_step: OnStep,
     /// Changes gradients before the step, by hand: for a stock training.
@@ -109,6 +111,8 @@ pub(crate) enum Optimize {
     KeepCopy,
     /// Keeps a copy for as long as it looks at it, before the step.
     LookAtCopy,
+    /// Drops the copy that was taken before backward.
+    DropEarlyCopy,
     ScaleGradients,
     DropGradients,
     /// Freezes the head after the second step.
@@ -204,6 +208,9 @@ impl TrainStep for Net {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        if matches!(self.user.optimize, Optimize::DropEarlyCopy) {
+            *self.user.copy.lock().unwrap() = Some(Box::new(self.clone()));
+        }
         let output = match self.user.step {
             // The head sees what does not lead to the rest.
             Step::SkipForward if self.user.losses.lock().unwrap().len() % 3 == 2 => {
@@ -275,6 +282,7 @@ impl TrainStep for Net {
             Optimize::Skip(skipped) if calls == skipped => return model,
             Optimize::HalfRate => return optim.step(lr.base() / 2.0, model, grads),
             Optimize::LookAtCopy => assert!(!bits(&model.clone().materialize()).is_empty()),
+            Optimize::DropEarlyCopy => drop(user.copy.lock().unwrap().take()),
             Optimize::ScaleGradients => {
                 let grad = grads.remove::<2>(head).unwrap();
                 grads.register(head, grad * 0.5);
