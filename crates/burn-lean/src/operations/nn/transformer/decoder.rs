@@ -49,35 +49,16 @@ pub struct TransformerDecoder {
     pub quiet_softmax: bool,
 }
 
-impl From<burn::nn::transformer::TransformerDecoder> for TransformerDecoder {
-    fn from(plain: burn::nn::transformer::TransformerDecoder) -> Self {
-        Self {
-            layers: plain.layers.into_iter().map(Into::into).collect(),
-            d_model: plain.d_model,
-            d_ff: plain.d_ff,
-            n_heads: plain.n_heads,
-            n_layers: plain.n_layers,
-            dropout: plain.dropout,
-            norm_first: plain.norm_first,
-            quiet_softmax: plain.quiet_softmax,
-        }
-    }
-}
-
-impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
-    fn from(lean: TransformerDecoder) -> Self {
-        Self {
-            layers: lean.layers.into_iter().map(Into::into).collect(),
-            d_model: lean.d_model,
-            d_ff: lean.d_ff,
-            n_heads: lean.n_heads,
-            n_layers: lean.n_layers,
-            dropout: lean.dropout,
-            norm_first: lean.norm_first,
-            quiet_softmax: lean.quiet_softmax,
-        }
-    }
-}
+same_fields!(TransformerDecoder, burn::nn::transformer::TransformerDecoder, {
+    [layers],
+    d_model,
+    d_ff,
+    n_heads,
+    n_layers,
+    dropout,
+    norm_first,
+    quiet_softmax,
+});
 
 impl DecoderLayers for TransformerDecoder {
     type Layer = TransformerDecoderLayer;
@@ -92,7 +73,8 @@ impl DecoderLayers for TransformerDecoder {
         memory: Tensor<3>,
         masks: DecoderMasks,
     ) -> Tensor<3> {
-        let input = TransformerDecoderInput::new(target, memory).masked(masks);
+        let mut input = TransformerDecoderInput::new(target, memory);
+        input.masks = masks;
         layer.forward(input).target
     }
 }
@@ -101,12 +83,9 @@ impl DecoderLayers for TransformerDecoder {
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderInput {
     target: Tensor<3>,
-    target_mask_pad: Option<Tensor<2, Bool>>,
-    target_mask_attn: Option<Tensor<3, Bool>>,
-    target_attention: Option<Attention>,
     memory: Tensor<3>,
-    memory_mask_pad: Option<Tensor<2, Bool>>,
-    memory_mask_attn: Option<Tensor<3, Bool>>,
+    masks: DecoderMasks,
+    target_attention: Option<Attention>,
 }
 
 impl TransformerDecoderInput {
@@ -115,40 +94,37 @@ impl TransformerDecoderInput {
     pub fn new(target: Tensor<3>, memory: Tensor<3>) -> Self {
         Self {
             target,
-            target_mask_pad: None,
-            target_mask_attn: None,
-            target_attention: None,
             memory,
-            memory_mask_pad: None,
-            memory_mask_attn: None,
+            masks: DecoderMasks::default(),
+            target_attention: None,
         }
     }
 
     /// Masks times of the memory, where true: `[batch, memory time]`.
     #[must_use]
     pub fn memory_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
-        self.memory_mask_pad = Some(mask_pad);
+        self.masks.memory_pad = Some(mask_pad);
         self
     }
 
     /// Masks scores with the memory, where true: `[batch, time, memory time]`.
     #[must_use]
     pub fn memory_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
-        self.memory_mask_attn = Some(mask_attn);
+        self.masks.memory_attn = Some(mask_attn);
         self
     }
 
     /// Masks times of the target, where true: `[batch, time]`.
     #[must_use]
     pub fn target_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
-        self.target_mask_pad = Some(mask_pad);
+        self.masks.target_pad = Some(mask_pad);
         self
     }
 
     /// Masks scores within the target, where true: `[batch, time, time]`.
     #[must_use]
     pub fn target_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
-        self.target_mask_attn = Some(mask_attn);
+        self.masks.target_attn = Some(mask_attn);
         self
     }
 
@@ -160,32 +136,10 @@ impl TransformerDecoderInput {
         self
     }
 
-    /// With masks that may be missing.
-    fn masked(mut self, masks: DecoderMasks) -> Self {
-        self.target_mask_pad = masks.target_pad;
-        self.target_mask_attn = masks.target_attn;
-        self.memory_mask_pad = masks.memory_pad;
-        self.memory_mask_attn = masks.memory_attn;
-        self
-    }
-
     fn plain(self) -> burn::nn::transformer::TransformerDecoderInput {
         assert!(self.target_attention.is_none(), "{NO_OPTIONS}");
-        let mut plain =
-            burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
-        if let Some(mask) = self.memory_mask_pad {
-            plain = plain.memory_mask_pad(mask);
-        }
-        if let Some(mask) = self.memory_mask_attn {
-            plain = plain.memory_mask_attn(mask);
-        }
-        if let Some(mask) = self.target_mask_pad {
-            plain = plain.target_mask_pad(mask);
-        }
-        if let Some(mask) = self.target_mask_attn {
-            plain = plain.target_mask_attn(mask);
-        }
-        plain
+        let plain = burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
+        self.masks.mask(plain)
     }
 }
 
@@ -277,20 +231,16 @@ impl TransformerDecoderLayer {
             true => self.norm_3.forward(x.clone()),
             false => x.clone(),
         };
-        let attended = MhaInput::self_attn(residual).masked(
-            input.target_mask_pad.clone(),
-            input.target_mask_attn.clone(),
-        );
+        let masks = input.masks.clone();
+        let attended = MhaInput::self_attn(residual).masked(masks.target_pad, masks.target_attn);
         let attention = input.target_attention.clone().unwrap_or_default();
         let attended = self.self_attn.forward_with(attended, attention);
         x = x + self.dropout.forward(attended.context);
 
         let residual = self.normalized(&self.norm_1, &mut x);
         let memory = input.memory.clone();
-        let attended = MhaInput::new(residual, memory.clone(), memory).masked(
-            input.memory_mask_pad.clone(),
-            input.memory_mask_attn.clone(),
-        );
+        let attended = MhaInput::new(residual, memory.clone(), memory)
+            .masked(masks.memory_pad, masks.memory_attn);
         x = x + self
             .dropout
             .forward(self.cross_attn.forward(attended).context);

@@ -49,35 +49,16 @@ pub struct TransformerEncoder {
     pub quiet_softmax: bool,
 }
 
-impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
-    fn from(plain: burn::nn::transformer::TransformerEncoder) -> Self {
-        Self {
-            layers: plain.layers.into_iter().map(Into::into).collect(),
-            d_model: plain.d_model,
-            d_ff: plain.d_ff,
-            n_heads: plain.n_heads,
-            n_layers: plain.n_layers,
-            dropout: plain.dropout,
-            norm_first: plain.norm_first,
-            quiet_softmax: plain.quiet_softmax,
-        }
-    }
-}
-
-impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
-    fn from(lean: TransformerEncoder) -> Self {
-        Self {
-            layers: lean.layers.into_iter().map(Into::into).collect(),
-            d_model: lean.d_model,
-            d_ff: lean.d_ff,
-            n_heads: lean.n_heads,
-            n_layers: lean.n_layers,
-            dropout: lean.dropout,
-            norm_first: lean.norm_first,
-            quiet_softmax: lean.quiet_softmax,
-        }
-    }
-}
+same_fields!(TransformerEncoder, burn::nn::transformer::TransformerEncoder, {
+    [layers],
+    d_model,
+    d_ff,
+    n_heads,
+    n_layers,
+    dropout,
+    norm_first,
+    quiet_softmax,
+});
 
 encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
 
