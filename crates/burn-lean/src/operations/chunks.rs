@@ -129,21 +129,6 @@ pub(super) fn map_parts<const D: usize>(
     tensor
 }
 
-/// Runs `compute` on each chunk of rows of a tensor `[rows, width]`. `each` gets the results in the
-/// order of the rows.
-pub(super) fn fold_rows<T: Send>(
-    tensor: &Tensor<2>,
-    compute: impl Fn(Range<usize>, Tensor<2>) -> T + Sync,
-    mut each: impl FnMut(T),
-) {
-    for at_once in row_chunks(tensor).chunks(threads(tensor)) {
-        let computed = in_parallel(at_once, |chunk| {
-            compute(chunk.clone(), tensor.clone().slice([chunk.clone()]))
-        });
-        computed.into_iter().for_each(&mut each);
-    }
-}
-
 fn wide_bytes(dtype: DType) -> usize {
     match dtype {
         DType::F64 => 8,

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped};
+use super::chunks::{as_rows, map_rows, map_rows_with, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::wide::wide;
@@ -255,9 +255,7 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
                 input_gradient(statistic, grad * gain.clone(), normal, deviation)
             },
         );
-        if let Some(grad) = of_input {
-            operands.give(INPUT, shaped(grad, dims));
-        }
+        operands.give(INPUT, shaped(of_input, dims));
     }
 }
 
@@ -346,9 +344,7 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
                 input_gradient(statistic, grad, normal, deviation).reshape(dims)
             },
         );
-        if let Some(grad) = of_input {
-            operands.give(INPUT, shaped(grad, self.input.dims()));
-        }
+        operands.give(INPUT, shaped(of_input, self.input.dims()));
     }
 }
 
@@ -382,9 +378,9 @@ fn input_gradient(
     (centered - normal * along) / deviation
 }
 
-/// Gives gamma and beta their gradients, and returns that of the input, if it is wanted. Works on
-/// chunks of rows, and computes their statistics again. `gain`, `[1, channels]`, and what the
-/// functions get and return are wide:
+/// Gives gamma and beta their gradients, and returns that of the input. Works on chunks of rows,
+/// and computes their statistics again. `gain`, `[1, channels]`, and what the functions get and
+/// return are wide:
 ///
 /// - `normalize`: from rows to the normalized ones and their deviations;
 /// - `sum`: from rows to `[1, channels]`;
@@ -396,7 +392,7 @@ fn chunked_backward(
     normalize: impl Fn(Tensor<2>) -> (Tensor<2>, Tensor<2>) + Sync,
     sum: impl Fn(Tensor<2>) -> Tensor<2> + Sync,
     of_input: impl Fn(Tensor<2>, Tensor<2>, Tensor<2>) -> Tensor<2> + Sync,
-) -> Option<Tensor<2>> {
+) -> Tensor<2> {
     let (dtype, wide) = (input.dtype(), gain.dtype());
     let wants = [GAMMA, BETA].map(|at| operands.wants(at));
     let mut totals = wants.map(|is_wanted| is_wanted.then(|| gain.zeros_like()));
@@ -407,26 +403,16 @@ fn chunked_backward(
             }
         }
     };
-    let of_affine = |chunk, grad: &Tensor<2>| {
+    let map = |chunk, [grad]: [Tensor<2>; 1]| {
+        let grad = grad.cast(wide);
         let (normal, deviation) = normalize(input.clone().slice([chunk]).cast(wide));
         let [of_gamma, of_beta] = wants;
         let of_gamma = of_gamma.then(|| sum(grad.clone() * normal.clone()));
         let of_beta = of_beta.then(|| sum(grad.clone()));
-        ([of_gamma, of_beta], normal, deviation)
+        let grad = of_input(grad, normal, deviation).cast(dtype);
+        ([grad], [of_gamma, of_beta])
     };
-    let grad = if operands.wants(INPUT) {
-        let map = |chunk, [grad]: [Tensor<2>; 1]| {
-            let grad = grad.cast(wide);
-            let (sums, normal, deviation) = of_affine(chunk, &grad);
-            ([of_input(grad, normal, deviation).cast(dtype)], sums)
-        };
-        let [grad] = map_rows_with([grad], map, add);
-        Some(grad)
-    } else {
-        let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
-        fold_rows(&grad, compute, add);
-        None
-    };
+    let [grad] = map_rows_with([grad], map, add);
     for (at, total) in [GAMMA, BETA].into_iter().zip(totals) {
         if let Some(total) = total {
             operands.give(at, total.squeeze_dim::<1>(0));
