@@ -4,13 +4,14 @@ use burn::backend::Dispatch;
 use burn::backend::ops::ActivationOps;
 use burn::tensor::{AsIndex, DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::ops::Range;
 
 #[cfg(feature = "flex")]
 use super::flex;
 #[cfg(feature = "flex")]
 use lean_arithmetic::slices;
 
-use super::chunks::{as_rows, map_parts, map_rows, shaped};
+use super::chunks::{as_rows, map_along, map_rows, shaped};
 use crate::backend::is_on_flex;
 use crate::wide::wide;
 
@@ -288,7 +289,7 @@ impl Normalizer {
         if dtype == wide && !is_on_flex(&input) {
             return self.of(input, dim);
         }
-        map_parts(input, dim, |_, x| self.of(x.cast(wide), dim).cast(dtype))
+        map_beside(input, dim, |_, _, x| self.of(x.cast(wide), dim).cast(dtype))
     }
 
     /// The gradient of the input, from the output and its gradient.
@@ -298,8 +299,8 @@ impl Normalizer {
             return flex::softmax_backward(softmax, output, grad);
         }
         let (dtype, wide) = (output.dtype(), wide(output.dtype()));
-        map_parts(grad, dim, |at, grad| {
-            let output = output.clone().slice(at.clone()).cast(wide);
+        map_beside(grad, dim, |axis, chunk, grad| {
+            let output = output.clone().slice_dim(axis, chunk).cast(wide);
             self.of_part(output, grad.cast(wide), dim).cast(dtype)
         })
     }
@@ -312,6 +313,24 @@ impl Normalizer {
                 grad - output.exp() * sum
             }
         }
+    }
+}
+
+/// Replaces each chunk along the longest axis that no sum runs along by the result of `map`, which gets
+/// that axis and where the chunk is on it.
+fn map_beside<const D: usize>(
+    tensor: Tensor<D>,
+    dim: usize,
+    map: impl Fn(usize, Range<usize>, Tensor<D>) -> Tensor<D> + Sync,
+) -> Tensor<D> {
+    let dims = tensor.dims();
+    if dims.contains(&0) {
+        return tensor;
+    }
+    let others = (0..D).filter(|axis| *axis != dim);
+    match others.max_by_key(|axis| dims[*axis]) {
+        Some(axis) => map_along(tensor, axis, |chunk, part| map(axis, chunk, part)),
+        None => map(dim, 0..dims[dim], tensor),
     }
 }
 

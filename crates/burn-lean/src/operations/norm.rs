@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, map_rows, map_rows_with, shaped};
+use super::chunks::{as_rows, map_along_with, map_rows, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::wide::wide;
@@ -412,7 +412,7 @@ fn chunked_backward(
         let grad = of_input(grad, normal, deviation).cast(dtype);
         ([grad], [of_gamma, of_beta])
     };
-    let [grad] = map_rows_with([grad], map, add);
+    let [grad] = map_along_with([grad], 0, map, add);
     for (at, total) in [GAMMA, BETA].into_iter().zip(totals) {
         if let Some(total) = total {
             operands.give(at, total.squeeze_dim::<1>(0));
