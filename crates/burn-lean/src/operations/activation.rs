@@ -1,7 +1,5 @@
 //! Activations that keep one tensor: their input, or their output.
 
-use burn::backend::Dispatch;
-use burn::backend::ops::ActivationOps;
 use burn::tensor::{AsIndex, DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 use std::ops::Range;
@@ -114,14 +112,12 @@ impl Function {
         map_rows(grad, |chunk, grad| {
             let x = x.clone().slice([chunk]).cast(wide);
             let grad = grad.cast(wide);
-            let grad = match self {
-                Self::Gelu if is_on_flex(&x) => gelu_backward_in_one_pass(x, grad),
-                _ => {
-                    let [_, derivative] = self.value_and_derivative(x);
-                    derivative * grad
-                }
-            };
-            grad.cast(dtype)
+            #[cfg(feature = "flex")]
+            if flex::has_slices(&x) {
+                return flex::activation_backward(self.over_slices(), x, grad).cast(dtype);
+            }
+            let [_, derivative] = self.value_and_derivative(x);
+            (derivative * grad).cast(dtype)
         })
     }
 
@@ -133,12 +129,6 @@ impl Function {
             Self::Silu => silu_and_derivative(x),
         }
     }
-}
-
-/// The backend's own, which is exact on Flex.
-fn gelu_backward_in_one_pass(x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
-    let (x, grad) = (x.into_dispatch(), grad.into_dispatch());
-    Tensor::from_dispatch(Dispatch::gelu_backward(x, grad))
 }
 
 /// `x * Φ(x)` and `Φ(x) + x * φ(x)`

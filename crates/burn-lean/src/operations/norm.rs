@@ -1,7 +1,7 @@
 //! Normalizations that keep their input, and no statistic: backward has to read the whole row, and
 //! computes its mean and variance again.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::backend::is_on_flex;
 
@@ -123,9 +123,6 @@ pub fn group_norm<const D: usize>(
     })
 }
 
-/// The longest row that the `layer_norm` of Flex is exact for.
-const LONGEST_OF_KERNEL: usize = 4096;
-
 #[derive(Clone, Copy)]
 enum Statistic {
     MeanAndVariance,
@@ -192,23 +189,18 @@ impl<const D: usize> RowNorm<D> {
         let gain = self.gamma.clone().cast(wide);
         let shift = beta.map(|beta| beta.cast(wide));
         let has_kernel = matches!(self.statistic, Statistic::MeanAndVariance);
-        let kernel = |rows, gain, shift| {
-            burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon)
-        };
         let dims = input.dims();
         if !is_on_flex(&input) && dtype == wide && has_kernel {
-            let output = kernel(as_rows(input), gain, shift);
+            let rows = as_rows(input);
+            let output = burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon);
             return shaped(output, dims);
         }
-        // The kernel of Flex is for inference: a mean that is large beside the deviation is off
-        // there, and the squares of a long row.
-        let has_kernel = has_kernel && wide == DType::F32 && dims[D - 1] <= LONGEST_OF_KERNEL;
         let output = map_rows(as_rows(input), |_, rows| {
             let rows = rows.cast(wide);
             let (gain, shift) = (gain.clone(), shift.clone());
-            if has_kernel && is_on_flex(&rows) {
-                let mean = rows.clone().mean_dim(1);
-                return kernel(rows - mean, gain, shift).cast(dtype);
+            #[cfg(feature = "flex")]
+            if has_kernel && flex::has_slices(&rows) {
+                return flex::layer_norm(rows, gain, shift, self.epsilon).cast(dtype);
             }
             let (normal, _) = normalized(self.statistic, rows, self.epsilon);
             let output = normal * gain.unsqueeze();
