@@ -1,16 +1,15 @@
 //! Activations that keep one tensor: their input, or their output.
 
-use burn::backend::Dispatch;
-use burn::backend::ops::ActivationOps;
 use burn::tensor::{AsIndex, DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::ops::Range;
 
 #[cfg(feature = "flex")]
 use super::flex;
 #[cfg(feature = "flex")]
 use lean_arithmetic::slices;
 
-use super::chunks::{as_rows, map_parts, map_rows, shaped};
+use super::chunks::{as_rows, map_along, map_rows, shaped};
 use crate::backend::is_on_flex;
 use crate::wide::wide;
 
@@ -113,14 +112,12 @@ impl Function {
         map_rows(grad, |chunk, grad| {
             let x = x.clone().slice([chunk]).cast(wide);
             let grad = grad.cast(wide);
-            let grad = match self {
-                Self::Gelu if is_on_flex(&x) => gelu_backward_in_one_pass(x, grad),
-                _ => {
-                    let [_, derivative] = self.value_and_derivative(x);
-                    derivative * grad
-                }
-            };
-            grad.cast(dtype)
+            #[cfg(feature = "flex")]
+            if flex::has_slices(&x) {
+                return flex::activation_backward(self.over_slices(), x, grad).cast(dtype);
+            }
+            let [_, derivative] = self.value_and_derivative(x);
+            (derivative * grad).cast(dtype)
         })
     }
 
@@ -132,12 +129,6 @@ impl Function {
             Self::Silu => silu_and_derivative(x),
         }
     }
-}
-
-/// The backend's own, which is exact on Flex.
-fn gelu_backward_in_one_pass(x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
-    let (x, grad) = (x.into_dispatch(), grad.into_dispatch());
-    Tensor::from_dispatch(Dispatch::gelu_backward(x, grad))
 }
 
 /// `x * Φ(x)` and `Φ(x) + x * φ(x)`
@@ -288,7 +279,7 @@ impl Normalizer {
         if dtype == wide && !is_on_flex(&input) {
             return self.of(input, dim);
         }
-        map_parts(input, dim, |_, x| self.of(x.cast(wide), dim).cast(dtype))
+        map_beside(input, dim, |_, _, x| self.of(x.cast(wide), dim).cast(dtype))
     }
 
     /// The gradient of the input, from the output and its gradient.
@@ -298,8 +289,8 @@ impl Normalizer {
             return flex::softmax_backward(softmax, output, grad);
         }
         let (dtype, wide) = (output.dtype(), wide(output.dtype()));
-        map_parts(grad, dim, |at, grad| {
-            let output = output.clone().slice(at.clone()).cast(wide);
+        map_beside(grad, dim, |axis, chunk, grad| {
+            let output = output.clone().slice_dim(axis, chunk).cast(wide);
             self.of_part(output, grad.cast(wide), dim).cast(dtype)
         })
     }
@@ -312,6 +303,24 @@ impl Normalizer {
                 grad - output.exp() * sum
             }
         }
+    }
+}
+
+/// Replaces each chunk along the longest axis that no sum runs along by the result of `map`, which gets
+/// that axis and where the chunk is on it.
+fn map_beside<const D: usize>(
+    tensor: Tensor<D>,
+    dim: usize,
+    map: impl Fn(usize, Range<usize>, Tensor<D>) -> Tensor<D> + Sync,
+) -> Tensor<D> {
+    let dims = tensor.dims();
+    if dims.contains(&0) {
+        return tensor;
+    }
+    let others = (0..D).filter(|axis| *axis != dim);
+    match others.max_by_key(|axis| dims[*axis]) {
+        Some(axis) => map_along(tensor, axis, |chunk, part| map(axis, chunk, part)),
+        None => map(dim, 0..dims[dim], tensor),
     }
 }
 

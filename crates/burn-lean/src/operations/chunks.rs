@@ -40,108 +40,63 @@ pub(super) fn chunks_of(rows: usize, at_once: usize) -> impl Iterator<Item = Ran
         .map(move |start| start..(start + at_once).min(rows))
 }
 
-/// The chunks of rows of a tensor `[rows, width]` that the functions below work in. None if there
-/// are no rows.
-pub(super) fn row_chunks(tensor: &Tensor<2>) -> Vec<Range<usize>> {
-    let [rows, width] = tensor.dims();
-    let row = width * wide_bytes(tensor.dtype());
-    chunks(rows, row, chunk_bytes(tensor)).collect()
+/// The chunks of a tensor along an axis that the functions below work in. None if the axis is empty.
+pub(super) fn chunks_along<const D: usize>(tensor: &Tensor<D>, axis: usize) -> Vec<Range<usize>> {
+    let dims = tensor.dims();
+    let row = dims.iter().product::<usize>() / dims[axis].max(1) * wide_bytes(tensor.dtype());
+    chunks(dims[axis], row, chunk_bytes(tensor)).collect()
 }
 
-/// Replaces each chunk of rows of a tensor `[rows, width]` by the result of `map`: in place, if the
-/// backend can and nothing else holds the tensor.
+/// [`map_along`] of rows `[rows, width]`.
 pub(super) fn map_rows(
     tensor: Tensor<2>,
     map: impl Fn(Range<usize>, Tensor<2>) -> Tensor<2> + Sync,
 ) -> Tensor<2> {
-    let map = |chunk, [rows]: [_; 1]| ([map(chunk, rows)], ());
-    let [tensor] = map_rows_with([tensor], map, |()| {});
+    map_along(tensor, 0, map)
+}
+
+/// Replaces each chunk of a tensor along an axis by the result of `map`: in place, if the backend
+/// can and nothing else holds the tensor.
+pub(super) fn map_along<const D: usize>(
+    tensor: Tensor<D>,
+    axis: usize,
+    map: impl Fn(Range<usize>, Tensor<D>) -> Tensor<D> + Sync,
+) -> Tensor<D> {
+    let map = |chunk, [tensor]: [_; 1]| ([map(chunk, tensor)], ());
+    let [tensor] = map_along_with([tensor], axis, map, |()| {});
     tensor
 }
 
-/// [`map_rows`] of several tensors of one shape, where `map` makes something else of each chunk,
-/// too. `each` gets that in the order of the rows.
-pub(super) fn map_rows_with<const N: usize, T: Send>(
-    mut tensors: [Tensor<2>; N],
-    map: impl Fn(Range<usize>, [Tensor<2>; N]) -> ([Tensor<2>; N], T) + Sync,
+/// [`map_along`] of several tensors of one shape, where `map` makes something else of each chunk,
+/// too. `each` gets that in the order of the chunks.
+pub(super) fn map_along_with<const D: usize, const N: usize, T: Send>(
+    mut tensors: [Tensor<D>; N],
+    axis: usize,
+    map: impl Fn(Range<usize>, [Tensor<D>; N]) -> ([Tensor<D>; N], T) + Sync,
     mut each: impl FnMut(T),
-) -> [Tensor<2>; N] {
-    let chunks = row_chunks(&tensors[0]);
+) -> [Tensor<D>; N] {
+    let chunks = chunks_along(&tensors[0], axis);
     if let [chunk] = &chunks[..] {
         let (mapped, other) = map(chunk.clone(), tensors);
         each(other);
         return mapped;
     }
+    let mut at = tensors[0].dims().map(|length| 0..length);
     for at_once in chunks.chunks(threads(&tensors[0])) {
         // The slices are dropped before the assignments, which then need no copy.
         let mapped = in_parallel(at_once, |chunk| {
-            let rows = |tensor: &Tensor<2>| tensor.clone().slice([chunk.clone()]);
-            map(chunk.clone(), tensors.each_ref().map(rows))
+            let part = |tensor: &Tensor<D>| tensor.clone().slice_dim(axis, chunk.clone());
+            map(chunk.clone(), tensors.each_ref().map(part))
         });
         for (chunk, (mapped, other)) in at_once.iter().zip(mapped) {
+            at[axis] = chunk.clone();
             for (tensor, mapped) in tensors.iter_mut().zip(mapped) {
-                tensor.inplace(|tensor| tensor.slice_assign([chunk.clone()], mapped));
+                tensor.inplace(|tensor| tensor.slice_assign(at.clone(), mapped));
             }
             each(other);
         }
     }
     tensors
-}
-
-/// Replaces each part of a tensor by the result of `map`: in place, if the backend can and nothing
-/// else holds the tensor. A part has the whole of the axis `dim`, and is where the ranges say.
-pub(super) fn map_parts<const D: usize>(
-    mut tensor: Tensor<D>,
-    dim: usize,
-    map: impl Fn(&[Range<usize>; D], Tensor<D>) -> Tensor<D> + Sync,
-) -> Tensor<D> {
-    let dims = tensor.dims();
-    if dims.contains(&0) {
-        return tensor;
-    }
-    // The longest axis that no sum runs along.
-    let others = (0..D).filter(|axis| *axis != dim);
-    let axis = others.max_by_key(|axis| dims[*axis]).unwrap_or(dim);
-    let part = |chunk: &Range<usize>| -> [Range<usize>; D] {
-        std::array::from_fn(|at| match at == axis {
-            true => chunk.clone(),
-            false => 0..dims[at],
-        })
-    };
-    let whole = 0..dims[axis];
-    let row = dims.iter().product::<usize>() / dims[axis] * wide_bytes(tensor.dtype());
-    let parts: Vec<_> = match axis == dim {
-        true => vec![whole.clone()],
-        false => chunks(dims[axis], row, chunk_bytes(&tensor)).collect(),
-    };
-    if parts.len() == 1 {
-        return map(&part(&whole), tensor);
-    }
-    for at_once in parts.chunks(threads(&tensor)) {
-        let mapped = in_parallel(at_once, |chunk| {
-            let at = part(chunk);
-            map(&at, tensor.clone().slice(at.clone()))
-        });
-        for (chunk, mapped) in at_once.iter().zip(mapped) {
-            tensor.inplace(|tensor| tensor.slice_assign(part(chunk), mapped));
-        }
-    }
-    tensor
-}
-
-/// Runs `compute` on each chunk of rows of a tensor `[rows, width]`. `each` gets the results in the
-/// order of the rows.
-pub(super) fn fold_rows<T: Send>(
-    tensor: &Tensor<2>,
-    compute: impl Fn(Range<usize>, Tensor<2>) -> T + Sync,
-    mut each: impl FnMut(T),
-) {
-    for at_once in row_chunks(tensor).chunks(threads(tensor)) {
-        let computed = in_parallel(at_once, |chunk| {
-            compute(chunk.clone(), tensor.clone().slice([chunk.clone()]))
-        });
-        computed.into_iter().for_each(&mut each);
-    }
 }
 
 fn wide_bytes(dtype: DType) -> usize {

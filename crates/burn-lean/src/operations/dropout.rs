@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use super::chunks::{as_rows, chunks, map_rows, row_chunks, shaped};
+use super::chunks::{as_rows, chunks, chunks_along, map_rows, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::wide::widened;
@@ -72,7 +72,7 @@ impl<const D: usize> Operation<1> for Dropped<D> {
 /// Which elements of a tensor `[rows, width]` are dropped.
 #[derive(Clone)]
 struct ChunkedMask {
-    /// One for each of its [`row_chunks`].
+    /// One for each of its [chunks of rows](chunks_along).
     chunks: Vec<Mask>,
 }
 
@@ -82,7 +82,7 @@ impl ChunkedMask {
         let [_, width] = tensor.dims();
         let draw = |rows: Range<usize>| Mask::draw([rows.len(), width], prob, &tensor.device());
         Self {
-            chunks: row_chunks(tensor).into_iter().map(draw).collect(),
+            chunks: chunks_along(tensor, 0).into_iter().map(draw).collect(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor};
 
 use super::activation::{Function, elementwise};
-use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped};
+use super::chunks::{as_rows, chunk_bytes, chunks, map_along_with, map_rows, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::backend::is_on_flex;
@@ -205,7 +205,7 @@ impl<const D: usize> ActivatedLinear<D> {
             let grad = dropped(rows.clone(), grad.cast(wide)) * derivative;
             ([dropped(rows, value).cast(dtype), grad.cast(dtype)], ())
         };
-        let [hidden, grad] = map_rows_with([input, grad], map, |()| {});
+        let [hidden, grad] = map_along_with([input, grad], 0, map, |()| {});
         (hidden, Some(grad))
     }
 }

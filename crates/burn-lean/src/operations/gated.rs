@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::activation::Function;
-use super::chunks::{as_rows, map_rows, map_rows_with, shaped};
+use super::chunks::{as_rows, map_along_with, map_rows, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -120,7 +120,7 @@ impl<const D: usize> Operation<2> for Gated<D> {
             ([of_gate, of_up], ())
         };
         let grads = [as_rows(grad.tensor::<D>()), as_rows(self.up)];
-        let [of_gate, of_up] = map_rows_with(grads, map, |()| {});
+        let [of_gate, of_up] = map_along_with(grads, 0, map, |()| {});
         operands.give(0, shaped(of_gate, dims));
         operands.give(1, shaped(of_up, dims));
     }

@@ -1,11 +1,11 @@
 //! Normalizations that keep their input, and no statistic: backward has to read the whole row, and
 //! computes its mean and variance again.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped};
+use super::chunks::{as_rows, map_along_with, map_rows, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::wide::wide;
@@ -123,9 +123,6 @@ pub fn group_norm<const D: usize>(
     })
 }
 
-/// The longest row that the `layer_norm` of Flex is exact for.
-const LONGEST_OF_KERNEL: usize = 4096;
-
 #[derive(Clone, Copy)]
 enum Statistic {
     MeanAndVariance,
@@ -192,23 +189,18 @@ impl<const D: usize> RowNorm<D> {
         let gain = self.gamma.clone().cast(wide);
         let shift = beta.map(|beta| beta.cast(wide));
         let has_kernel = matches!(self.statistic, Statistic::MeanAndVariance);
-        let kernel = |rows, gain, shift| {
-            burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon)
-        };
         let dims = input.dims();
         if !is_on_flex(&input) && dtype == wide && has_kernel {
-            let output = kernel(as_rows(input), gain, shift);
+            let rows = as_rows(input);
+            let output = burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon);
             return shaped(output, dims);
         }
-        // The kernel of Flex is for inference: a mean that is large beside the deviation is off
-        // there, and the squares of a long row.
-        let has_kernel = has_kernel && wide == DType::F32 && dims[D - 1] <= LONGEST_OF_KERNEL;
         let output = map_rows(as_rows(input), |_, rows| {
             let rows = rows.cast(wide);
             let (gain, shift) = (gain.clone(), shift.clone());
-            if has_kernel && is_on_flex(&rows) {
-                let mean = rows.clone().mean_dim(1);
-                return kernel(rows - mean, gain, shift).cast(dtype);
+            #[cfg(feature = "flex")]
+            if has_kernel && flex::has_slices(&rows) {
+                return flex::layer_norm(rows, gain, shift, self.epsilon).cast(dtype);
             }
             let (normal, _) = normalized(self.statistic, rows, self.epsilon);
             let output = normal * gain.unsqueeze();
@@ -255,9 +247,7 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
                 input_gradient(statistic, grad * gain.clone(), normal, deviation)
             },
         );
-        if let Some(grad) = of_input {
-            operands.give(INPUT, shaped(grad, dims));
-        }
+        operands.give(INPUT, shaped(of_input, dims));
     }
 }
 
@@ -346,9 +336,7 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
                 input_gradient(statistic, grad, normal, deviation).reshape(dims)
             },
         );
-        if let Some(grad) = of_input {
-            operands.give(INPUT, shaped(grad, self.input.dims()));
-        }
+        operands.give(INPUT, shaped(of_input, self.input.dims()));
     }
 }
 
@@ -382,9 +370,9 @@ fn input_gradient(
     (centered - normal * along) / deviation
 }
 
-/// Gives gamma and beta their gradients, and returns that of the input, if it is wanted. Works on
-/// chunks of rows, and computes their statistics again. `gain`, `[1, channels]`, and what the
-/// functions get and return are wide:
+/// Gives gamma and beta their gradients, and returns that of the input. Works on chunks of rows,
+/// and computes their statistics again. `gain`, `[1, channels]`, and what the functions get and
+/// return are wide:
 ///
 /// - `normalize`: from rows to the normalized ones and their deviations;
 /// - `sum`: from rows to `[1, channels]`;
@@ -396,7 +384,7 @@ fn chunked_backward(
     normalize: impl Fn(Tensor<2>) -> (Tensor<2>, Tensor<2>) + Sync,
     sum: impl Fn(Tensor<2>) -> Tensor<2> + Sync,
     of_input: impl Fn(Tensor<2>, Tensor<2>, Tensor<2>) -> Tensor<2> + Sync,
-) -> Option<Tensor<2>> {
+) -> Tensor<2> {
     let (dtype, wide) = (input.dtype(), gain.dtype());
     let wants = [GAMMA, BETA].map(|at| operands.wants(at));
     let mut totals = wants.map(|is_wanted| is_wanted.then(|| gain.zeros_like()));
@@ -407,26 +395,16 @@ fn chunked_backward(
             }
         }
     };
-    let of_affine = |chunk, grad: &Tensor<2>| {
+    let map = |chunk, [grad]: [Tensor<2>; 1]| {
+        let grad = grad.cast(wide);
         let (normal, deviation) = normalize(input.clone().slice([chunk]).cast(wide));
         let [of_gamma, of_beta] = wants;
         let of_gamma = of_gamma.then(|| sum(grad.clone() * normal.clone()));
         let of_beta = of_beta.then(|| sum(grad.clone()));
-        ([of_gamma, of_beta], normal, deviation)
+        let grad = of_input(grad, normal, deviation).cast(dtype);
+        ([grad], [of_gamma, of_beta])
     };
-    let grad = if operands.wants(INPUT) {
-        let map = |chunk, [grad]: [Tensor<2>; 1]| {
-            let grad = grad.cast(wide);
-            let (sums, normal, deviation) = of_affine(chunk, &grad);
-            ([of_input(grad, normal, deviation).cast(dtype)], sums)
-        };
-        let [grad] = map_rows_with([grad], map, add);
-        Some(grad)
-    } else {
-        let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
-        fold_rows(&grad, compute, add);
-        None
-    };
+    let [grad] = map_along_with([grad], 0, map, add);
     for (at, total) in [GAMMA, BETA].into_iter().zip(totals) {
         if let Some(total) = total {
             operands.give(at, total.squeeze_dim::<1>(0));

@@ -121,6 +121,25 @@ pub struct DecoderMasks {
     pub memory_attn: Option<Tensor<3, Bool>>,
 }
 
+impl DecoderMasks {
+    /// Gives them to an input of Burn's.
+    pub(crate) fn mask(self, mut input: TransformerDecoderInput) -> TransformerDecoderInput {
+        if let Some(mask) = self.target_pad {
+            input = input.target_mask_pad(mask);
+        }
+        if let Some(mask) = self.target_attn {
+            input = input.target_mask_attn(mask);
+        }
+        if let Some(mask) = self.memory_pad {
+            input = input.memory_mask_pad(mask);
+        }
+        if let Some(mask) = self.memory_attn {
+            input = input.memory_mask_attn(mask);
+        }
+        input
+    }
+}
+
 /// A decoder whose layers run one after the other: Burn's, or that of `operations::nn`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a decoder whose layers `checkpoint_decoder` knows",
@@ -166,20 +185,7 @@ impl DecoderLayers for TransformerDecoder {
         memory: Tensor<3>,
         masks: DecoderMasks,
     ) -> Tensor<3> {
-        let mut input = TransformerDecoderInput::new(target, memory);
-        if let Some(mask) = masks.target_pad {
-            input = input.target_mask_pad(mask);
-        }
-        if let Some(mask) = masks.target_attn {
-            input = input.target_mask_attn(mask);
-        }
-        if let Some(mask) = masks.memory_pad {
-            input = input.memory_mask_pad(mask);
-        }
-        if let Some(mask) = masks.memory_attn {
-            input = input.memory_mask_attn(mask);
-        }
-        layer.forward(input)
+        layer.forward(masks.mask(TransformerDecoderInput::new(target, memory)))
     }
 }
 

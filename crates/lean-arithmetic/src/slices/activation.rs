@@ -1,8 +1,9 @@
 //! Functions of each element, and their gradients.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::math::{mul_add, normal, sigmoid};
+use super::vectorized::vectorized;
 
 /// A function of each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,69 +16,64 @@ pub enum Activation {
     Silu,
 }
 
+/// Calls a function of the type of an activation.
+macro_rules! typed {
+    ($activation:expr, $function:ident($($arg:expr),+)) => {
+        match $activation {
+            Activation::Gelu => $function::<Gelu>($($arg),+),
+            Activation::GeluApproximate => $function::<GeluApproximate>($($arg),+),
+            Activation::Silu => $function::<Silu>($($arg),+),
+        }
+    };
+}
+
+pub(super) use typed;
+
 impl Activation {
     /// Writes the function of each number of `x` to `y`.
     pub fn value(self, x: &[f32], y: &mut [f32]) {
-        match self {
-            Self::Gelu => Arch::new().dispatch(Value(Gelu, x, y)),
-            Self::GeluApproximate => Arch::new().dispatch(Value(GeluApproximate, x, y)),
-            Self::Silu => Arch::new().dispatch(Value(Silu, x, y)),
-        }
+        typed!(self, value(x, y));
     }
 
     /// Replaces each number by the function of it.
     pub fn in_place(self, x: &mut [f32]) {
-        match self {
-            Self::Gelu => Arch::new().dispatch(InPlace(Gelu, x)),
-            Self::GeluApproximate => Arch::new().dispatch(InPlace(GeluApproximate, x)),
-            Self::Silu => Arch::new().dispatch(InPlace(Silu, x)),
-        }
+        typed!(self, in_place(x));
     }
 
     /// Writes the function of each number of `x` to `y`, and replaces `x` by its gradient, from
     /// that of `y`.
     pub fn value_and_backward(self, x: &mut [f32], y: &mut [f32], grad: &[f32]) {
-        match self {
-            Self::Gelu => Arch::new().dispatch(Both(Gelu, x, y, grad)),
-            Self::GeluApproximate => Arch::new().dispatch(Both(GeluApproximate, x, y, grad)),
-            Self::Silu => Arch::new().dispatch(Both(Silu, x, y, grad)),
-        }
+        typed!(self, value_and_backward(x, y, grad));
     }
 
     /// Multiplies each gradient by the derivative at `x`.
     pub fn backward(self, x: &[f32], grad: &mut [f32]) {
-        match self {
-            Self::Gelu => Arch::new().dispatch(Backward(Gelu, x, grad)),
-            Self::GeluApproximate => Arch::new().dispatch(Backward(GeluApproximate, x, grad)),
-            Self::Silu => Arch::new().dispatch(Backward(Silu, x, grad)),
-        }
+        typed!(self, backward(x, grad));
     }
 }
 
 /// A function of a number, and its derivative there.
-pub(super) trait Function: Copy {
-    fn value_and_derivative<S: Simd>(self, x: f32) -> [f32; 2];
+pub(super) trait Function {
+    fn value_and_derivative<S: Simd>(x: f32) -> [f32; 2];
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Gelu;
 
 impl Function for Gelu {
     #[inline(always)]
-    fn value_and_derivative<S: Simd>(self, x: f32) -> [f32; 2] {
+    fn value_and_derivative<S: Simd>(x: f32) -> [f32; 2] {
         let [distribution, density] = normal::<S>(x);
         // Far out `x` times the density, which is zero there, must be no NaN.
         [x * distribution, mul_add::<S>(x, density, distribution)]
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct GeluApproximate;
 
 impl Function for GeluApproximate {
     /// `(1 + tanh(u)) / 2` is the sigmoid of `2u`, with `u = √(2/π) * (x + 0.044715 x³)`.
     #[inline(always)]
-    fn value_and_derivative<S: Simd>(self, x: f32) -> [f32; 2] {
+    fn value_and_derivative<S: Simd>(x: f32) -> [f32; 2] {
         /// `2 √(2/π)`
         const SLOPE: f32 = 1.595_769;
         const CUBE: f32 = 0.044_715;
@@ -96,74 +92,43 @@ impl Function for GeluApproximate {
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Silu;
 
 impl Function for Silu {
     #[inline(always)]
-    fn value_and_derivative<S: Simd>(self, x: f32) -> [f32; 2] {
+    fn value_and_derivative<S: Simd>(x: f32) -> [f32; 2] {
         let [sigmoid, rest] = sigmoid::<S>(x);
         let derivative = mul_add::<S>(rest, x, 1.0) * sigmoid;
         [x * sigmoid, derivative]
     }
 }
 
-struct Value<'a, F>(F, &'a [f32], &'a mut [f32]);
-
-impl<F: Function> WithSimd for Value<'_, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(function, x, y) = self;
+vectorized! {
+    fn value<S, F: Function>(x: &[f32], y: &mut [f32]) {
         for (x, y) in x.iter().zip(y) {
-            let [value, _] = function.value_and_derivative::<S>(*x);
+            let [value, _] = F::value_and_derivative::<S>(*x);
             *y = value;
         }
     }
-}
 
-struct InPlace<'a, F>(F, &'a mut [f32]);
-
-impl<F: Function> WithSimd for InPlace<'_, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(function, x) = self;
+    fn in_place<S, F: Function>(x: &mut [f32]) {
         for x in x {
-            let [value, _] = function.value_and_derivative::<S>(*x);
+            let [value, _] = F::value_and_derivative::<S>(*x);
             *x = value;
         }
     }
-}
 
-struct Both<'a, F>(F, &'a mut [f32], &'a mut [f32], &'a [f32]);
-
-impl<F: Function> WithSimd for Both<'_, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(function, x, y, grad) = self;
+    fn value_and_backward<S, F: Function>(x: &mut [f32], y: &mut [f32], grad: &[f32]) {
         for ((x, y), grad) in x.iter_mut().zip(y).zip(grad) {
-            let [value, derivative] = function.value_and_derivative::<S>(*x);
+            let [value, derivative] = F::value_and_derivative::<S>(*x);
             *y = value;
             *x = grad * derivative;
         }
     }
-}
 
-struct Backward<'a, F>(F, &'a [f32], &'a mut [f32]);
-
-impl<F: Function> WithSimd for Backward<'_, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(function, x, grad) = self;
+    fn backward<S, F: Function>(x: &[f32], grad: &mut [f32]) {
         for (x, grad) in x.iter().zip(grad) {
-            let [_, derivative] = function.value_and_derivative::<S>(*x);
+            let [_, derivative] = F::value_and_derivative::<S>(*x);
             *grad *= derivative;
         }
     }

@@ -3,7 +3,7 @@
 //! A row of zeros and ones is cut into pieces of a twenty-fourth of its length. A number holds one
 //! bit of each piece, that of the first piece in its highest bit.
 
-use pulp::{Arch, Simd, WithSimd};
+use super::vectorized::vectorized;
 
 /// Bits in a number: `f32` holds integers of this many bits exactly.
 const WORD: usize = 24;
@@ -13,30 +13,15 @@ pub fn drop_row(words: &[f32], row: &mut [f32], scale: f32) {
     drop_part(words, 0, row, scale);
 }
 
-/// The same for the numbers of a row from `first` on.
-pub fn drop_part(words: &[f32], first: usize, part: &mut [f32], scale: f32) {
-    Arch::new().dispatch(DropPart(words, first, part, scale));
-}
-
 /// Writes the ones and zeros of a mask.
 pub fn unpack_row(words: &[f32], row: &mut [f32]) {
     row.fill(1.0);
     drop_row(words, row, 1.0);
 }
 
-/// Writes the numbers of a mask of ones and zeros.
-pub fn pack_row(row: &[f32], words: &mut [f32]) {
-    Arch::new().dispatch(PackRow(row, words));
-}
-
-struct DropPart<'a>(&'a [f32], usize, &'a mut [f32], f32);
-
-impl WithSimd for DropPart<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(words, first, part, scale) = self;
+vectorized! {
+    /// [`drop_row`] for the numbers of a row from `first` on.
+    pub fn drop_part<S>(words: &[f32], first: usize, part: &mut [f32], scale: f32) {
         let width = words.len().max(1);
         let (first, start) = (first / width, first % width);
         let (head, rest) = part.split_at_mut(part.len().min(width - start));
@@ -50,16 +35,9 @@ impl WithSimd for DropPart<'_> {
             }
         }
     }
-}
 
-struct PackRow<'a>(&'a [f32], &'a mut [f32]);
-
-impl WithSimd for PackRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(row, words) = self;
+    /// Writes the numbers of a mask of ones and zeros.
+    pub fn pack_row<S>(row: &[f32], words: &mut [f32]) {
         words.fill(0.0);
         for (plane, row) in row.chunks(words.len().max(1)).enumerate() {
             let bit = (1_u32 << (WORD - 1 - plane)) as f32;

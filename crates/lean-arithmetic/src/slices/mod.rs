@@ -15,6 +15,7 @@ mod softmax;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod vectorized;
 
 pub use activation::Activation;
 pub use cross_entropy::exp_rows;

@@ -1,9 +1,8 @@
 //! Layer normalization of rows.
 
-use pulp::{Arch, Simd, WithSimd};
-
 use super::math::mul_add;
 use super::sums::{BLOCK, LANES, sum, total};
+use super::vectorized::vectorized;
 
 /// Normalization of rows by their mean and variance.
 #[derive(Clone, Copy, Debug)]
@@ -16,13 +15,7 @@ impl LayerNorm {
     /// Writes `(x - mean) / sqrt(variance + epsilon) * gamma + beta` of each row. Rows have the
     /// length of `gamma`.
     pub fn rows(self, input: &[f32], gamma: &[f32], beta: Option<&[f32]>, output: &mut [f32]) {
-        Arch::new().dispatch(Rows {
-            norm: self,
-            input,
-            gamma,
-            beta,
-            output,
-        });
+        normalize(self.epsilon, input, gamma, beta, output);
     }
 
     /// Replaces gradients of rows of the output by those of the input, and adds to the sums that
@@ -34,14 +27,7 @@ impl LayerNorm {
         grad: &mut [f32],
         [of_gamma, of_beta]: [&mut [f32]; 2],
     ) {
-        Arch::new().dispatch(Backward {
-            norm: self,
-            input,
-            gamma,
-            grad,
-            of_gamma,
-            of_beta,
-        });
+        backward(self.epsilon, input, gamma, grad, of_gamma, of_beta);
     }
 }
 
@@ -96,25 +82,19 @@ impl Statistics {
     }
 }
 
-struct Rows<'a> {
-    norm: LayerNorm,
-    input: &'a [f32],
-    gamma: &'a [f32],
-    beta: Option<&'a [f32]>,
-    output: &'a mut [f32],
-}
-
-impl WithSimd for Rows<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let width = self.gamma.len().max(1);
-        let rows = self.input.chunks_exact(width);
-        for (input, output) in rows.zip(self.output.chunks_exact_mut(width)) {
-            let statistics = Statistics::of(input, self.norm.epsilon);
-            let affine = input.iter().zip(output.iter_mut()).zip(self.gamma);
-            match self.beta {
+vectorized! {
+    fn normalize<S>(
+        epsilon: f64,
+        input: &[f32],
+        gamma: &[f32],
+        beta: Option<&[f32]>,
+        output: &mut [f32],
+    ) {
+        let width = gamma.len().max(1);
+        for (input, output) in input.chunks_exact(width).zip(output.chunks_exact_mut(width)) {
+            let statistics = Statistics::of(input, epsilon);
+            let affine = input.iter().zip(output.iter_mut()).zip(gamma);
+            match beta {
                 Some(beta) => {
                     for (((x, y), gamma), beta) in affine.zip(beta) {
                         *y = mul_add::<S>(statistics.normal(*x), *gamma, *beta);
@@ -128,28 +108,19 @@ impl WithSimd for Rows<'_> {
             }
         }
     }
-}
 
-struct Backward<'a> {
-    norm: LayerNorm,
-    input: &'a [f32],
-    gamma: &'a [f32],
-    grad: &'a mut [f32],
-    of_gamma: &'a mut [f32],
-    of_beta: &'a mut [f32],
-}
-
-impl WithSimd for Backward<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self { gamma, .. } = self;
+    fn backward<S>(
+        epsilon: f64,
+        input: &[f32],
+        gamma: &[f32],
+        grad: &mut [f32],
+        of_gamma: &mut [f32],
+        of_beta: &mut [f32],
+    ) {
         let width = gamma.len().max(1);
-        let rows = self.input.chunks_exact(width);
-        for (input, grad) in rows.zip(self.grad.chunks_exact_mut(width)) {
-            let statistics = Statistics::of(input, self.norm.epsilon);
-            let affine = self.of_gamma.iter_mut().zip(self.of_beta.iter_mut());
+        for (input, grad) in input.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
+            let statistics = Statistics::of(input, epsilon);
+            let affine = of_gamma.iter_mut().zip(of_beta.iter_mut());
             for ((x, grad), (of_gamma, of_beta)) in input.iter().zip(grad.iter()).zip(affine) {
                 *of_gamma = mul_add::<S>(statistics.normal(*x), *grad, *of_gamma);
                 *of_beta += *grad;

@@ -1,9 +1,10 @@
 //! Softmax of rows.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::math::{exp, mul_add};
 use super::sums::{BLOCK, LANES, dot, max, sum, total};
+use super::vectorized::vectorized;
 
 /// How rows are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,26 +22,20 @@ pub enum Softmax {
 impl Softmax {
     /// Replaces rows of this width.
     pub fn rows(self, rows: &mut [f32], width: usize) {
-        Arch::new().dispatch(Rows(self, rows, width));
+        normalize(self, rows, width);
     }
 
     /// Replaces gradients of rows of the output by those of the input.
     pub fn backward(self, output: &[f32], grad: &mut [f32], width: usize) {
         match self {
-            Self::Log => Arch::new().dispatch(LogBackward(output, grad, width)),
-            _ => Arch::new().dispatch(Backward(output, grad, width)),
+            Self::Log => log_backward(output, grad, width),
+            _ => backward(output, grad, width),
         }
     }
 }
 
-struct Rows<'a>(Softmax, &'a mut [f32], usize);
-
-impl WithSimd for Rows<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(softmax, rows, width) = self;
+vectorized! {
+    fn normalize<S>(softmax: Softmax, rows: &mut [f32], width: usize) {
         for row in rows.chunks_exact_mut(width.max(1)) {
             let mut most = max(row);
             if matches!(softmax, Softmax::MayBeEmpty | Softmax::Quiet) && most < f32::MIN {
@@ -74,6 +69,28 @@ impl WithSimd for Rows<'_> {
             }
         }
     }
+
+    /// `grad - exp(y) * sum(grad)`
+    fn log_backward<S>(output: &[f32], grad: &mut [f32], width: usize) {
+        let width = width.max(1);
+        for (output, grad) in output.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
+            let sum = sum(grad) as f32;
+            for (output, grad) in output.iter().zip(grad) {
+                *grad -= exp::<S>(*output) * sum;
+            }
+        }
+    }
+
+    /// `y * (grad - sum(grad * y))`
+    fn backward<S>(output: &[f32], grad: &mut [f32], width: usize) {
+        let width = width.max(1);
+        for (output, grad) in output.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
+            let [along, low] = split(dot(output, grad));
+            for (output, grad) in output.iter().zip(grad) {
+                *grad = mul_add::<S>(*output, *grad - along, -low * output);
+            }
+        }
+    }
 }
 
 /// Replaces numbers by `exp(x - most)`, and returns their sum.
@@ -100,42 +117,4 @@ fn exp_and_sum<S: Simd>(block: &mut [f32], most: f32) -> f64 {
 fn split(number: f64) -> [f32; 2] {
     let high = number as f32;
     [high, (number - f64::from(high)) as f32]
-}
-
-struct LogBackward<'a>(&'a [f32], &'a mut [f32], usize);
-
-impl WithSimd for LogBackward<'_> {
-    type Output = ();
-
-    /// `grad - exp(y) * sum(grad)`
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(output, grad, width) = self;
-        let width = width.max(1);
-        for (output, grad) in output.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
-            let sum = sum(grad) as f32;
-            for (output, grad) in output.iter().zip(grad) {
-                *grad -= exp::<S>(*output) * sum;
-            }
-        }
-    }
-}
-
-struct Backward<'a>(&'a [f32], &'a mut [f32], usize);
-
-impl WithSimd for Backward<'_> {
-    type Output = ();
-
-    /// `y * (grad - sum(grad * y))`
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self(output, grad, width) = self;
-        let width = width.max(1);
-        for (output, grad) in output.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
-            let [along, low] = split(dot(output, grad));
-            for (output, grad) in output.iter().zip(grad) {
-                *grad = mul_add::<S>(*output, *grad - along, -low * output);
-            }
-        }
-    }
 }

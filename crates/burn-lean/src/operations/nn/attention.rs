@@ -3,64 +3,28 @@
 
 pub use burn::nn::attention::*;
 
-use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
+use super::configuration::configuration;
 use super::same_fields::same_fields;
 use super::{Dropout, Gelu, Linear};
 use crate::operations::Attention;
 
-/// Configuration of [`MultiHeadAttention`]: that of Burn's
-/// [`MultiHeadAttentionConfig`](burn::nn::attention::MultiHeadAttentionConfig).
-#[derive(Config, Debug)]
-pub struct MultiHeadAttentionConfig {
-    /// The size of each linear layer.
-    pub d_model: usize,
-    /// The number of heads.
-    pub n_heads: usize,
-    /// The probability that a weight is dropped. Default: 0.1.
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// The number that replaces masked scores. Default: -1.0e4.
-    #[config(default = -1.0e4)]
-    pub min_float: f64,
-    /// Whether queries may attend to nothing.
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// Initializer of the parameters.
-    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
-    pub initializer: Initializer,
-    /// Whether the key layer has a bias.
-    #[config(default = true)]
-    pub key_bias: bool,
-    /// Whether the value layer has a bias.
-    #[config(default = true)]
-    pub value_bias: bool,
-    /// Whether the query layer has a bias.
-    #[config(default = true)]
-    pub query_bias: bool,
-    /// Whether the output layer has a bias.
-    #[config(default = true)]
-    pub output_bias: bool,
-}
-
-impl MultiHeadAttentionConfig {
-    /// A layer with these settings.
-    pub fn init(&self, device: &Device) -> MultiHeadAttention {
-        burn::nn::attention::MultiHeadAttentionConfig::new(self.d_model, self.n_heads)
-            .with_dropout(self.dropout)
-            .with_min_float(self.min_float)
-            .with_quiet_softmax(self.quiet_softmax)
-            .with_initializer(self.initializer.clone())
-            .with_key_bias(self.key_bias)
-            .with_value_bias(self.value_bias)
-            .with_query_bias(self.query_bias)
-            .with_output_bias(self.output_bias)
-            .init(device)
-            .into()
+configuration! {
+    MultiHeadAttentionConfig(burn::nn::attention::MultiHeadAttentionConfig) {
+        new(d_model: usize, n_heads: usize),
+        with_dropout: f64,
+        with_min_float: f64,
+        with_quiet_softmax: bool,
+        with_initializer: Initializer,
+        with_key_bias: bool,
+        with_value_bias: bool,
+        with_query_bias: bool,
+        with_output_bias: bool,
     }
+    init(device: &Device) -> MultiHeadAttention
 }
 
 /// Burn's [`MultiHeadAttention`](burn::nn::attention::MultiHeadAttention) with

@@ -1,28 +1,20 @@
 //! Dropout.
 
-use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::Tensor;
 
+use super::configuration::configuration;
 use super::same_fields::same_fields;
 use crate::operations::dropout;
 
-/// Configuration of [`Dropout`]: that of Burn's [`DropoutConfig`](burn::nn::DropoutConfig).
-#[derive(Config, Debug)]
-pub struct DropoutConfig {
-    /// The probability that an element is dropped.
-    pub prob: f64,
-}
-
-impl DropoutConfig {
-    /// A layer with these settings.
-    ///
+configuration! {
+    DropoutConfig(burn::nn::DropoutConfig) {
+        new(prob: f64),
+    }
     /// # Panics
     ///
     /// If the probability is not in `[0, 1)`.
-    pub fn init(&self) -> Dropout {
-        burn::nn::DropoutConfig::new(self.prob).init().into()
-    }
+    init() -> Dropout
 }
 
 /// Burn's [`Dropout`](burn::nn::Dropout) that [keeps its mask as bits](dropout).

@@ -38,6 +38,7 @@
 
 pub mod activation;
 pub mod attention;
+mod configuration;
 mod dropout;
 mod embedding;
 mod gelu;

@@ -2,42 +2,20 @@
 
 pub use burn::nn::norm::*;
 
-use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::tensor::{Device, Tensor};
 
+use super::configuration::configuration;
 use super::same_fields::same_fields;
 use crate::operations::{group_norm, layer_norm, rms_norm};
 
-/// Configuration of [`LayerNorm`]: that of Burn's [`LayerNormConfig`](burn::nn::LayerNormConfig).
-#[derive(Config, Debug)]
-pub struct LayerNormConfig {
-    /// The size of the input features.
-    pub d_model: usize,
-    /// Is added to the variance. Default: 1e-5.
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// Whether a bias (beta) is added.
-    #[config(default = true)]
-    pub bias: bool,
-}
-
-impl LayerNormConfig {
-    /// A layer with these settings.
-    pub fn init(&self, device: &Device) -> LayerNorm {
-        let plain = self.plain().init(device);
-        LayerNorm {
-            gamma: plain.gamma,
-            beta: plain.beta,
-            epsilon: self.epsilon,
-        }
+configuration! {
+    LayerNormConfig(burn::nn::LayerNormConfig) {
+        new(d_model: usize),
+        with_epsilon: f64,
+        with_bias: bool,
     }
-
-    fn plain(&self) -> burn::nn::LayerNormConfig {
-        burn::nn::LayerNormConfig::new(self.d_model)
-            .with_epsilon(self.epsilon)
-            .with_bias(self.bias)
-    }
+    init(device: &Device) -> LayerNorm
 }
 
 /// An `f64` under a name that is not primitive, so that visitors enter the field, which they do not in
@@ -97,37 +75,24 @@ fn shown_epsilon(plain: &burn::nn::LayerNorm) -> Option<f64> {
 impl From<LayerNorm> for burn::nn::LayerNorm {
     fn from(lean: LayerNorm) -> Self {
         let [d_model] = lean.gamma.shape().dims();
-        let config = LayerNormConfig::new(d_model).with_epsilon(lean.epsilon);
+        let config = burn::nn::LayerNormConfig::new(d_model).with_epsilon(lean.epsilon);
         // One with parameters that are replaced at once, and never made.
-        let mut plain = config.plain().init(&Device::default());
+        let mut plain = config.init(&Device::default());
         plain.gamma = lean.gamma;
         plain.beta = lean.beta;
         plain
     }
 }
 
-/// Configuration of [`RmsNorm`]: that of Burn's [`RmsNormConfig`](burn::nn::RmsNormConfig).
-#[derive(Config, Debug)]
-pub struct RmsNormConfig {
-    /// The size of the input features.
-    pub d_model: usize,
-    /// Is added to the mean square. Default: 1e-5.
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-}
-
-impl RmsNormConfig {
-    /// A layer with these settings.
-    ///
+configuration! {
+    RmsNormConfig(burn::nn::RmsNormConfig) {
+        new(d_model: usize),
+        with_epsilon: f64,
+    }
     /// # Panics
     ///
     /// If epsilon is not positive.
-    pub fn init(&self, device: &Device) -> RmsNorm {
-        burn::nn::RmsNormConfig::new(self.d_model)
-            .with_epsilon(self.epsilon)
-            .init(device)
-            .into()
-    }
+    init(device: &Device) -> RmsNorm
 }
 
 /// Burn's [`RmsNorm`](burn::nn::RmsNorm) as [one operation](rms_norm).
@@ -156,34 +121,16 @@ impl RmsNorm {
     }
 }
 
-/// Configuration of [`GroupNorm`]: that of Burn's [`GroupNormConfig`](burn::nn::GroupNormConfig).
-#[derive(Config, Debug)]
-pub struct GroupNormConfig {
-    /// The number of groups.
-    pub num_groups: usize,
-    /// The number of channels.
-    pub num_channels: usize,
-    /// Is added to the variance. Default: 1e-5.
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// Whether each channel has a weight (gamma) and a bias (beta).
-    #[config(default = true)]
-    pub affine: bool,
-}
-
-impl GroupNormConfig {
-    /// A layer with these settings.
-    ///
+configuration! {
+    GroupNormConfig(burn::nn::GroupNormConfig) {
+        new(num_groups: usize, num_channels: usize),
+        with_epsilon: f64,
+        with_affine: bool,
+    }
     /// # Panics
     ///
     /// If the channels are no multiple of the groups.
-    pub fn init(&self, device: &Device) -> GroupNorm {
-        burn::nn::GroupNormConfig::new(self.num_groups, self.num_channels)
-            .with_epsilon(self.epsilon)
-            .with_affine(self.affine)
-            .init(device)
-            .into()
-    }
+    init(device: &Device) -> GroupNorm
 }
 
 /// Burn's [`GroupNorm`](burn::nn::GroupNorm) as [one operation](group_norm).

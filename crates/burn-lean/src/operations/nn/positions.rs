@@ -2,36 +2,25 @@
 //!
 //! Burn's add a table in f32 to their input, or multiply with it, and take inputs in f32 only.
 
-use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use super::configuration::configuration;
 use crate::operations::rotary_encoding;
 use crate::wide::widened;
 
-/// Configuration of [`RotaryEncoding`]: that of Burn's
-/// [`RotaryEncodingConfig`](burn::nn::RotaryEncodingConfig).
-#[derive(Config, Debug)]
-pub struct RotaryEncodingConfig {
-    /// The longest sequence.
-    pub max_sequence_length: usize,
-    /// The size of the input features, of one head.
-    pub d_model: usize,
-    /// The base of the frequencies. Default: 10000.
-    #[config(default = "10000.0")]
-    pub theta: f32,
-}
-
-impl RotaryEncodingConfig {
-    /// An encoding with these settings.
-    ///
+configuration! {
+    RotaryEncodingConfig(burn::nn::RotaryEncodingConfig) {
+        new(max_sequence_length: usize, d_model: usize),
+        with_theta: f32,
+    }
     /// # Panics
     ///
     /// If `d_model` is odd, or `theta` not positive.
-    pub fn init(&self, device: &Device) -> RotaryEncoding {
-        self.plain().init(device).into()
-    }
+    init(device: &Device) -> RotaryEncoding
+}
 
+impl RotaryEncodingConfig {
     /// An encoding whose frequencies are changed by a function.
     ///
     /// # Panics
@@ -42,13 +31,8 @@ impl RotaryEncodingConfig {
         scaling: impl Fn(Tensor<1>) -> Tensor<1>,
         device: &Device,
     ) -> RotaryEncoding {
-        let plain = self.plain();
-        plain.init_with_frequency_scaling(scaling, device).into()
-    }
-
-    fn plain(&self) -> burn::nn::RotaryEncodingConfig {
-        burn::nn::RotaryEncodingConfig::new(self.max_sequence_length, self.d_model)
-            .with_theta(self.theta)
+        let plain = self.0.init_with_frequency_scaling(scaling, device);
+        plain.into()
     }
 }
 
@@ -113,33 +97,16 @@ impl RotaryEncoding {
     }
 }
 
-/// Configuration of [`PositionalEncoding`]: that of Burn's
-/// [`PositionalEncodingConfig`](burn::nn::PositionalEncodingConfig).
-#[derive(Config, Debug)]
-pub struct PositionalEncodingConfig {
-    /// The longest sequence. Default: 5000.
-    #[config(default = 5_000)]
-    pub max_sequence_size: usize,
-    /// The size of the input features.
-    pub d_model: usize,
-    /// The longest wavelength. Default: 10000.
-    #[config(default = 10_000)]
-    pub max_timescale: usize,
-}
-
-impl PositionalEncodingConfig {
-    /// An encoding with these settings.
-    ///
+configuration! {
+    PositionalEncodingConfig(burn::nn::PositionalEncodingConfig) {
+        new(d_model: usize),
+        with_max_sequence_size: usize,
+        with_max_timescale: usize,
+    }
     /// # Panics
     ///
     /// If `d_model` is odd, or the longest wavelength shorter than the longest sequence.
-    pub fn init(&self, device: &Device) -> PositionalEncoding {
-        burn::nn::PositionalEncodingConfig::new(self.d_model)
-            .with_max_sequence_size(self.max_sequence_size)
-            .with_max_timescale(self.max_timescale)
-            .init(device)
-            .into()
-    }
+    init(device: &Device) -> PositionalEncoding
 }
 
 /// Burn's [`PositionalEncoding`](burn::nn::PositionalEncoding), computed in f32 at least and rounded

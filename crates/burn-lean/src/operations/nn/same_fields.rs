@@ -1,17 +1,19 @@
 //! Conversions between a module of Burn's and the one of the same fields here.
 
-/// A module with the fields of Burn's: `From` in both directions.
+/// A module with the fields of Burn's: `From` in both directions. A field in brackets is a `Vec` of
+/// modules.
 macro_rules! same_fields {
-    ($lean:ty, $plain:ty, { $($field:ident),+ $(,)? }) => {
-        impl From<$plain> for $lean {
-            fn from(plain: $plain) -> Self {
-                Self { $($field: $crate::operations::nn::same_fields::Same::same(plain.$field)),+ }
-            }
-        }
-
-        impl From<$lean> for $plain {
-            fn from(lean: $lean) -> Self {
-                Self { $($field: $crate::operations::nn::same_fields::Same::same(lean.$field)),+ }
+    ($lean:ty, $plain:ty, { $([$modules:ident],)? $($field:ident),+ $(,)? }) => {
+        same_fields!(@from $plain, $lean, { $($modules,)? }, { $($field),+ });
+        same_fields!(@from $lean, $plain, { $($modules,)? }, { $($field),+ });
+    };
+    (@from $from:ty, $to:ty, { $($modules:ident,)? }, { $($field:ident),+ }) => {
+        impl From<$from> for $to {
+            fn from(module: $from) -> Self {
+                Self {
+                    $($modules: module.$modules.into_iter().map(Into::into).collect(),)?
+                    $($field: $crate::operations::nn::same_fields::Same::same(module.$field)),+
+                }
             }
         }
     };

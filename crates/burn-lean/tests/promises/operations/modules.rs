@@ -5,6 +5,7 @@
     reason = "`plain::Linear` beside `nn::Linear` says which is meant"
 )]
 
+use burn::config::Config;
 use burn::module::list_param_ids;
 use burn::nn as plain;
 use burn::tensor::Distribution;
@@ -137,6 +138,18 @@ fn attention_is_that_of_burn() {
             layer.forward(input).context.square().mean()
         });
     }
+}
+
+/// What is not given to `new` is Burn's default.
+#[test]
+fn the_file_of_a_configuration_is_that_of_burn() {
+    let plain = plain::SwiGluConfig::new(8, 6).with_layout(plain::LinearLayout::Col);
+    let lean = nn::SwiGluConfig::new(8, 6).with_layout(plain::LinearLayout::Col);
+    assert_eq!(lean.to_string(), plain.to_string());
+    let mut read = nn::SwiGluConfig::load_binary(plain.to_string().as_bytes()).unwrap();
+    assert_eq!((read.d_output, read.bias), (6, false));
+    read.bias = true;
+    assert_eq!(read.to_string(), plain.with_bias(true).to_string());
 }
 
 /// The masks of the module replace scores by a finite number: those that an option has hidden stay so.

@@ -1,6 +1,5 @@
 //! The decoder of a transformer.
 
-use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::nn::activation::ActivationConfig;
@@ -10,62 +9,22 @@ use burn::tensor::{Bool, Device, Tensor};
 use super::{NO_OPTIONS, PositionWiseFeedForward, fit_to_input};
 use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
+use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
 use crate::recompute::{DecoderLayers, DecoderMasks};
 
-/// Configuration of a [`TransformerDecoder`]: that of Burn's
-/// [`TransformerDecoderConfig`](burn::nn::transformer::TransformerDecoderConfig).
-#[derive(Config, Debug)]
-pub struct TransformerDecoderConfig {
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the feed-forward network.
-    pub d_ff: usize,
-    /// The number of heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The probability of dropout. Default: 0.1.
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// Whether normalization comes before the other modules.
-    #[config(default = false)]
-    pub norm_first: bool,
-    /// Whether queries may attend to nothing.
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// Initializer of the parameters.
-    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
-    pub initializer: Initializer,
-    /// The activation of the feed-forward network. Default: GELU.
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-    /// Is added to variances. Default: 1e-5.
-    #[config(default = 1e-5)]
-    pub layer_norm_eps: f64,
-}
-
-impl TransformerDecoderConfig {
-    /// A decoder with these settings.
-    pub fn init(&self, device: &Device) -> TransformerDecoder {
-        self.plain().init(device).into()
+configuration! {
+    TransformerDecoderConfig(burn::nn::transformer::TransformerDecoderConfig) {
+        new(d_model: usize, d_ff: usize, n_heads: usize, n_layers: usize),
+        with_dropout: f64,
+        with_norm_first: bool,
+        with_quiet_softmax: bool,
+        with_initializer: Initializer,
+        with_activation: ActivationConfig,
+        with_layer_norm_eps: f64,
     }
-
-    fn plain(&self) -> burn::nn::transformer::TransformerDecoderConfig {
-        burn::nn::transformer::TransformerDecoderConfig::new(
-            self.d_model,
-            self.d_ff,
-            self.n_heads,
-            self.n_layers,
-        )
-        .with_dropout(self.dropout)
-        .with_norm_first(self.norm_first)
-        .with_quiet_softmax(self.quiet_softmax)
-        .with_initializer(self.initializer.clone())
-        .with_activation(self.activation.clone())
-        .with_layer_norm_eps(self.layer_norm_eps)
-    }
+    init(device: &Device) -> TransformerDecoder
 }
 
 /// Burn's [`TransformerDecoder`](burn::nn::transformer::TransformerDecoder), of layers that keep
@@ -90,35 +49,16 @@ pub struct TransformerDecoder {
     pub quiet_softmax: bool,
 }
 
-impl From<burn::nn::transformer::TransformerDecoder> for TransformerDecoder {
-    fn from(plain: burn::nn::transformer::TransformerDecoder) -> Self {
-        Self {
-            layers: plain.layers.into_iter().map(Into::into).collect(),
-            d_model: plain.d_model,
-            d_ff: plain.d_ff,
-            n_heads: plain.n_heads,
-            n_layers: plain.n_layers,
-            dropout: plain.dropout,
-            norm_first: plain.norm_first,
-            quiet_softmax: plain.quiet_softmax,
-        }
-    }
-}
-
-impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
-    fn from(lean: TransformerDecoder) -> Self {
-        Self {
-            layers: lean.layers.into_iter().map(Into::into).collect(),
-            d_model: lean.d_model,
-            d_ff: lean.d_ff,
-            n_heads: lean.n_heads,
-            n_layers: lean.n_layers,
-            dropout: lean.dropout,
-            norm_first: lean.norm_first,
-            quiet_softmax: lean.quiet_softmax,
-        }
-    }
-}
+same_fields!(TransformerDecoder, burn::nn::transformer::TransformerDecoder, {
+    [layers],
+    d_model,
+    d_ff,
+    n_heads,
+    n_layers,
+    dropout,
+    norm_first,
+    quiet_softmax,
+});
 
 impl DecoderLayers for TransformerDecoder {
     type Layer = TransformerDecoderLayer;
@@ -133,7 +73,8 @@ impl DecoderLayers for TransformerDecoder {
         memory: Tensor<3>,
         masks: DecoderMasks,
     ) -> Tensor<3> {
-        let input = TransformerDecoderInput::new(target, memory).masked(masks);
+        let mut input = TransformerDecoderInput::new(target, memory);
+        input.masks = masks;
         layer.forward(input).target
     }
 }
@@ -142,12 +83,9 @@ impl DecoderLayers for TransformerDecoder {
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderInput {
     target: Tensor<3>,
-    target_mask_pad: Option<Tensor<2, Bool>>,
-    target_mask_attn: Option<Tensor<3, Bool>>,
-    target_attention: Option<Attention>,
     memory: Tensor<3>,
-    memory_mask_pad: Option<Tensor<2, Bool>>,
-    memory_mask_attn: Option<Tensor<3, Bool>>,
+    masks: DecoderMasks,
+    target_attention: Option<Attention>,
 }
 
 impl TransformerDecoderInput {
@@ -156,40 +94,37 @@ impl TransformerDecoderInput {
     pub fn new(target: Tensor<3>, memory: Tensor<3>) -> Self {
         Self {
             target,
-            target_mask_pad: None,
-            target_mask_attn: None,
-            target_attention: None,
             memory,
-            memory_mask_pad: None,
-            memory_mask_attn: None,
+            masks: DecoderMasks::default(),
+            target_attention: None,
         }
     }
 
     /// Masks times of the memory, where true: `[batch, memory time]`.
     #[must_use]
     pub fn memory_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
-        self.memory_mask_pad = Some(mask_pad);
+        self.masks.memory_pad = Some(mask_pad);
         self
     }
 
     /// Masks scores with the memory, where true: `[batch, time, memory time]`.
     #[must_use]
     pub fn memory_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
-        self.memory_mask_attn = Some(mask_attn);
+        self.masks.memory_attn = Some(mask_attn);
         self
     }
 
     /// Masks times of the target, where true: `[batch, time]`.
     #[must_use]
     pub fn target_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
-        self.target_mask_pad = Some(mask_pad);
+        self.masks.target_pad = Some(mask_pad);
         self
     }
 
     /// Masks scores within the target, where true: `[batch, time, time]`.
     #[must_use]
     pub fn target_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
-        self.target_mask_attn = Some(mask_attn);
+        self.masks.target_attn = Some(mask_attn);
         self
     }
 
@@ -201,32 +136,10 @@ impl TransformerDecoderInput {
         self
     }
 
-    /// With masks that may be missing.
-    fn masked(mut self, masks: DecoderMasks) -> Self {
-        self.target_mask_pad = masks.target_pad;
-        self.target_mask_attn = masks.target_attn;
-        self.memory_mask_pad = masks.memory_pad;
-        self.memory_mask_attn = masks.memory_attn;
-        self
-    }
-
     fn plain(self) -> burn::nn::transformer::TransformerDecoderInput {
         assert!(self.target_attention.is_none(), "{NO_OPTIONS}");
-        let mut plain =
-            burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
-        if let Some(mask) = self.memory_mask_pad {
-            plain = plain.memory_mask_pad(mask);
-        }
-        if let Some(mask) = self.memory_mask_attn {
-            plain = plain.memory_mask_attn(mask);
-        }
-        if let Some(mask) = self.target_mask_pad {
-            plain = plain.target_mask_pad(mask);
-        }
-        if let Some(mask) = self.target_mask_attn {
-            plain = plain.target_mask_attn(mask);
-        }
-        plain
+        let plain = burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
+        self.masks.mask(plain)
     }
 }
 
@@ -304,7 +217,7 @@ same_fields!(
 impl TransformerDecoderLayer {
     /// A layer of a decoder with these settings.
     pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
-        burn::nn::transformer::TransformerDecoderLayer::new(&config.plain(), device).into()
+        burn::nn::transformer::TransformerDecoderLayer::new(config, device).into()
     }
 
     /// Applies the layer to the target.
@@ -318,20 +231,16 @@ impl TransformerDecoderLayer {
             true => self.norm_3.forward(x.clone()),
             false => x.clone(),
         };
-        let attended = MhaInput::self_attn(residual).masked(
-            input.target_mask_pad.clone(),
-            input.target_mask_attn.clone(),
-        );
+        let masks = input.masks.clone();
+        let attended = MhaInput::self_attn(residual).masked(masks.target_pad, masks.target_attn);
         let attention = input.target_attention.clone().unwrap_or_default();
         let attended = self.self_attn.forward_with(attended, attention);
         x = x + self.dropout.forward(attended.context);
 
         let residual = self.normalized(&self.norm_1, &mut x);
         let memory = input.memory.clone();
-        let attended = MhaInput::new(residual, memory.clone(), memory).masked(
-            input.memory_mask_pad.clone(),
-            input.memory_mask_attn.clone(),
-        );
+        let attended = MhaInput::new(residual, memory.clone(), memory)
+            .masked(masks.memory_pad, masks.memory_attn);
         x = x + self
             .dropout
             .forward(self.cross_attn.forward(attended).context);

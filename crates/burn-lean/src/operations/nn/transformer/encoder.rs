@@ -1,6 +1,5 @@
 //! The encoder of a transformer.
 
-use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::nn::activation::ActivationConfig;
@@ -10,62 +9,22 @@ use burn::tensor::{Bool, Device, Tensor};
 use super::{NO_OPTIONS, PositionWiseFeedForward, fit_to_input};
 use crate::operations::Attention;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
+use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
 use crate::recompute::encoder_layers;
 
-/// Configuration of a [`TransformerEncoder`]: that of Burn's
-/// [`TransformerEncoderConfig`](burn::nn::transformer::TransformerEncoderConfig).
-#[derive(Config, Debug)]
-pub struct TransformerEncoderConfig {
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the feed-forward network.
-    pub d_ff: usize,
-    /// The number of heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The probability of dropout. Default: 0.1.
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// Whether normalization comes before the other modules.
-    #[config(default = false)]
-    pub norm_first: bool,
-    /// Whether queries may attend to nothing.
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// Initializer of the parameters.
-    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
-    pub initializer: Initializer,
-    /// The activation of the feed-forward network. Default: GELU.
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-    /// Is added to variances. Default: 1e-5.
-    #[config(default = 1e-5)]
-    pub layer_norm_eps: f64,
-}
-
-impl TransformerEncoderConfig {
-    /// An encoder with these settings.
-    pub fn init(&self, device: &Device) -> TransformerEncoder {
-        self.plain().init(device).into()
+configuration! {
+    TransformerEncoderConfig(burn::nn::transformer::TransformerEncoderConfig) {
+        new(d_model: usize, d_ff: usize, n_heads: usize, n_layers: usize),
+        with_dropout: f64,
+        with_norm_first: bool,
+        with_quiet_softmax: bool,
+        with_initializer: Initializer,
+        with_activation: ActivationConfig,
+        with_layer_norm_eps: f64,
     }
-
-    fn plain(&self) -> burn::nn::transformer::TransformerEncoderConfig {
-        burn::nn::transformer::TransformerEncoderConfig::new(
-            self.d_model,
-            self.d_ff,
-            self.n_heads,
-            self.n_layers,
-        )
-        .with_dropout(self.dropout)
-        .with_norm_first(self.norm_first)
-        .with_quiet_softmax(self.quiet_softmax)
-        .with_initializer(self.initializer.clone())
-        .with_activation(self.activation.clone())
-        .with_layer_norm_eps(self.layer_norm_eps)
-    }
+    init(device: &Device) -> TransformerEncoder
 }
 
 /// Burn's [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder), of layers that keep
@@ -90,35 +49,16 @@ pub struct TransformerEncoder {
     pub quiet_softmax: bool,
 }
 
-impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
-    fn from(plain: burn::nn::transformer::TransformerEncoder) -> Self {
-        Self {
-            layers: plain.layers.into_iter().map(Into::into).collect(),
-            d_model: plain.d_model,
-            d_ff: plain.d_ff,
-            n_heads: plain.n_heads,
-            n_layers: plain.n_layers,
-            dropout: plain.dropout,
-            norm_first: plain.norm_first,
-            quiet_softmax: plain.quiet_softmax,
-        }
-    }
-}
-
-impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
-    fn from(lean: TransformerEncoder) -> Self {
-        Self {
-            layers: lean.layers.into_iter().map(Into::into).collect(),
-            d_model: lean.d_model,
-            d_ff: lean.d_ff,
-            n_heads: lean.n_heads,
-            n_layers: lean.n_layers,
-            dropout: lean.dropout,
-            norm_first: lean.norm_first,
-            quiet_softmax: lean.quiet_softmax,
-        }
-    }
-}
+same_fields!(TransformerEncoder, burn::nn::transformer::TransformerEncoder, {
+    [layers],
+    d_model,
+    d_ff,
+    n_heads,
+    n_layers,
+    dropout,
+    norm_first,
+    quiet_softmax,
+});
 
 encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
 
@@ -252,7 +192,7 @@ same_fields!(
 impl TransformerEncoderLayer {
     /// A layer of an encoder with these settings.
     pub fn new(config: &TransformerEncoderConfig, device: &Device) -> Self {
-        burn::nn::transformer::TransformerEncoderLayer::new(&config.plain(), device).into()
+        burn::nn::transformer::TransformerEncoderLayer::new(config, device).into()
     }
 
     /// Applies the layer.

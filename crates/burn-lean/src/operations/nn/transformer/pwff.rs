@@ -1,6 +1,5 @@
 //! The position-wise feed-forward network.
 
-use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::nn::activation::{Activation, ActivationConfig};
@@ -8,39 +7,19 @@ use burn::tensor::{Device, Tensor};
 
 use crate::operations::activation::Function;
 use crate::operations::feed_forward::activated_linear;
+use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
 use crate::operations::{linear, swiglu};
 
-/// Configuration of [`PositionWiseFeedForward`]: that of Burn's
-/// [`PositionWiseFeedForwardConfig`](burn::nn::transformer::PositionWiseFeedForwardConfig).
-#[derive(Config, Debug)]
-pub struct PositionWiseFeedForwardConfig {
-    /// The size of the input and output features.
-    pub d_model: usize,
-    /// The size of the hidden features.
-    pub d_ff: usize,
-    /// The probability that a hidden feature is dropped. Default: 0.1.
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// Initializer of the parameters.
-    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
-    pub initializer: Initializer,
-    /// The activation between the linear layers. Default: GELU.
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-}
-
-impl PositionWiseFeedForwardConfig {
-    /// A network with these settings.
-    pub fn init(&self, device: &Device) -> PositionWiseFeedForward {
-        burn::nn::transformer::PositionWiseFeedForwardConfig::new(self.d_model, self.d_ff)
-            .with_dropout(self.dropout)
-            .with_initializer(self.initializer.clone())
-            .with_activation(self.activation.clone())
-            .init(device)
-            .into()
+configuration! {
+    PositionWiseFeedForwardConfig(burn::nn::transformer::PositionWiseFeedForwardConfig) {
+        new(d_model: usize, d_ff: usize),
+        with_dropout: f64,
+        with_initializer: Initializer,
+        with_activation: ActivationConfig,
     }
+    init(device: &Device) -> PositionWiseFeedForward
 }
 
 /// Burn's [`PositionWiseFeedForward`](burn::nn::transformer::PositionWiseFeedForward).
