@@ -8,7 +8,8 @@ use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
-use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, check_low_of, name_of_low};
+use super::bf16::{Bf16Weights, LOW, OPTIMIZER, check_low_of, name_of_low};
+use super::rounding::Rounding;
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
