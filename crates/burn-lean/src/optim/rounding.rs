@@ -227,4 +227,3 @@ fn join<const D: usize>(split: Split, weight: Tensor<D>, low: LowBits) -> Tensor
     split.join_all(&mut numbers, &low);
     Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
 }
-
