@@ -33,7 +33,7 @@ fn a_step_beyond_2_to_the_31_is_like_the_one_before() {
     };
     let steps = |time| {
         let radam = radam.rule(0.01, time, MicroBatch::default());
-        let stable_adamw = stable_adamw.rule(0.01, time, None);
+        let stable_adamw = stable_adamw.rule(0.01, time, MicroBatch::default());
         [stepped(&radam), stepped(&stable_adamw)]
     };
     let last = steps((1 << 31) - 1);

@@ -11,7 +11,7 @@ use lean_arithmetic::optim::{
 };
 
 use crate::{
-    optim::{Adaptive, Lean, Lion, Sgd, StableAdamW},
+    optim::{Adaptive, Lean, Lion, Sgd},
     settings::Settings,
 };
 
@@ -100,17 +100,15 @@ pub trait AccumulateInMoments: Lean {
     }
 }
 
-impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {}
+impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        self.rule.check_accumulating(decay)
+    }
+}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
         decay.steps_with_gradient("Lion")
-    }
-}
-
-impl AccumulateInMoments for StableAdamW {
-    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        decay.steps_with_gradient("StableAdamW")
     }
 }
 

@@ -68,11 +68,19 @@ fn in_order(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }
 
+/// Not `FlexTensor::empty`, which copies its buffer to align it.
+fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+    match dtype.size() {
+        2 => FlexTensor::filled_typed(shape, dtype, 0_u16),
+        _ => FlexTensor::filled_typed(shape, dtype, 0_u32),
+    }
+}
+
 fn empty(format: Format, shape: &Shape) -> Moment<Flex> {
     match format {
-        Format::Float(dtype) => Moment::Float(FlexTensor::empty(shape.clone(), dtype)),
+        Format::Float(dtype) => Moment::Float(zeros(shape.clone(), dtype)),
         Format::EightBit(kind) => Moment::EightBit(EightBit {
-            words: FlexTensor::empty(Shape::new([words(shape.num_elements())]), DType::I32),
+            words: zeros(Shape::new([words(shape.num_elements())]), DType::I32),
             shape: shape.clone(),
             kind,
         }),
@@ -119,7 +127,7 @@ fn on_host(clip: Clip<Flex>) -> HostClip {
 impl RoundToBf16 for Flex {
     fn round_stochastically(tensor: FlexTensor, noise: Noise) -> FlexTensor {
         let tensor = in_order(tensor);
-        let mut rounded = FlexTensor::empty(tensor.layout().shape().clone(), DType::BF16);
+        let mut rounded = zeros(tensor.layout().shape().clone(), DType::BF16);
         host::round_stochastically(tensor.storage(), rounded.storage_mut(), noise);
         rounded
     }
@@ -127,7 +135,7 @@ impl RoundToBf16 for Flex {
     fn split(tensor: FlexTensor) -> (FlexTensor, FlexTensor) {
         let mut numbers = in_order(tensor);
         let words = Shape::new([Split::Bf16In32.words(numbers.layout().shape().num_elements())]);
-        let mut low = FlexTensor::empty(words, DType::I32);
+        let mut low = zeros(words, DType::I32);
         host::split(
             Split::Bf16In32,
             numbers.storage_mut(),

@@ -7,7 +7,7 @@ use lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
 
 use super::record::Field;
 use super::settings::Settings;
-use super::{Adaptive, Lean, Lion, Sgd, StableAdamW};
+use super::{Adaptive, Lean, Lion, Sgd};
 
 /// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
 /// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
@@ -89,17 +89,15 @@ pub trait AccumulateInMoments: Lean {
     }
 }
 
-impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {}
+impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        self.rule.check_accumulating(decay)
+    }
+}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
         decay.steps_with_gradient("Lion")
-    }
-}
-
-impl AccumulateInMoments for StableAdamW {
-    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        decay.steps_with_gradient("StableAdamW")
     }
 }
 

@@ -101,14 +101,14 @@ impl Optimizer for AdaLomo {
         };
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
-            square: state.square.of_type(wide),
+            square: state.square.map(|mean| Whole(mean.cast(wide))),
             moment_1: None,
         });
         let tensor = Whole(tensor.cast(wide));
         let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = AdaLomoState {
             time: state.time,
-            square: state.square.into(),
+            square: state.square.map(|Whole(mean)| mean),
         };
         (tensor.cast(dtype), Some(state))
     }
@@ -116,7 +116,7 @@ impl Optimizer for AdaLomo {
     fn to_device<const D: usize>(state: AdaLomoState<D>, device: &Device) -> AdaLomoState<D> {
         AdaLomoState {
             time: state.time,
-            square: state.square.on_device(device),
+            square: state.square.map(|mean| mean.to_device(device)),
         }
     }
 }

@@ -3,14 +3,16 @@
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::Kind;
-use lean_arithmetic::optim::rules::{AdaptiveRule, AmsGrad, Update, WithMoments};
+use lean_arithmetic::optim::rules::{AdaptiveRule, AmsGrad};
 
 use super::Lean;
 use super::moment::Moment;
 use super::record::record_state;
 use super::settings::Settings;
+use super::step::mean;
 
-/// [`Adam`](super::Adam), [`AdamW`](super::AdamW) or [`RAdam`](super::RAdam).
+/// [`Adam`](super::Adam), [`AdamW`](super::AdamW), [`RAdam`](super::RAdam) or
+/// [`StableAdamW`](super::StableAdamW).
 #[derive(Clone, Debug)]
 pub struct Adaptive<R> {
     pub(super) rule: R,
@@ -52,18 +54,7 @@ impl<R: AdaptiveRule> Optimizer for Adaptive<R> {
             return (tensor, None);
         }
         let momentum = state.map(|state| state.momentum);
-        let micro_batch = self.settings.micro_batch;
-        let time = micro_batch.time(momentum.as_ref().map_or(0, |state| state.time));
-        let rule = self.rule.rule(lr, time, micro_batch);
-        let (tensor, momentum) = step(
-            &self.settings,
-            rule,
-            time,
-            self.amsgrad,
-            tensor,
-            grad,
-            momentum,
-        );
+        let (tensor, momentum) = self.step_moments(lr, tensor, grad, momentum);
         (tensor, Some(AdaptiveState { momentum }))
     }
 
@@ -104,42 +95,51 @@ impl<const D: usize> AdaptiveMomentumState<D> {
     }
 }
 
-/// Steps by first and second moments.
-fn step<U: Update, const D: usize>(
-    settings: &Settings,
-    rule: WithMoments<U>,
-    time: usize,
-    amsgrad: bool,
-    tensor: Tensor<D>,
-    grad: Tensor<D>,
-    state: Option<AdaptiveMomentumState<D>>,
-) -> (Tensor<D>, AdaptiveMomentumState<D>) {
-    let noise = Some(settings.micro_batch.noise(time));
-    let (tensor, [moment_1, moment_2], max_moment_2) = if amsgrad {
-        let states = state.map(|state| {
-            let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
-            [state.moment_1, state.moment_2, most]
-        });
-        let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
-        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, noise, tensor, grad, states);
-        let [moment_1, moment_2, most] = states;
-        (tensor, [moment_1, moment_2], Some(most))
-    } else {
-        // A record of a run with AMSGrad keeps its states, as in Burn.
-        let (states, max_moment_2) = state
-            .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
-            .unzip();
-        let kinds = [Kind::Signed, Kind::Positive];
-        let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
-        (tensor, states, max_moment_2.flatten())
-    };
-    let state = AdaptiveMomentumState {
-        time,
-        moment_1,
-        moment_2,
-        max_moment_2,
-    };
-    (tensor, state)
+impl<R: AdaptiveRule> Adaptive<R> {
+    fn step_moments<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<AdaptiveMomentumState<D>>,
+    ) -> (Tensor<D>, AdaptiveMomentumState<D>) {
+        let (settings, micro_batch) = (&self.settings, self.settings.micro_batch);
+        let time = micro_batch.time(state.as_ref().map_or(0, |state| state.time));
+        let noise = Some(micro_batch.noise(time));
+        let rule = |lr| self.rule.rule(lr, time, micro_batch);
+        let (tensor, [moment_1, moment_2], max_moment_2) = if self.amsgrad {
+            let states = state.map(|state| {
+                let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
+                [state.moment_1, state.moment_2, most]
+            });
+            let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
+            let rule = AmsGrad(rule(lr));
+            let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
+            let [moment_1, moment_2, most] = states;
+            (tensor, [moment_1, moment_2], Some(most))
+        } else {
+            // A record of a run with AMSGrad keeps its states, as in Burn.
+            let (states, max_moment_2) = state
+                .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
+                .unzip();
+            let kinds = [Kind::Signed, Kind::Positive];
+            let dtype = tensor.dtype();
+            let operands = settings.operands(kinds, noise, tensor, grad, states);
+            let lr = match micro_batch.moves {
+                true => self.rule.lr(lr, time, |measure| mean(&measure, &operands)),
+                false => lr,
+            };
+            let (tensor, states) = settings.apply(&rule(lr), operands);
+            (tensor.cast(dtype), states, max_moment_2.flatten())
+        };
+        let state = AdaptiveMomentumState {
+            time,
+            moment_1,
+            moment_2,
+            max_moment_2,
+        };
+        (tensor, state)
+    }
 }
 
 /// A largest moment that any other replaces, as none is negative, for a record of a run without

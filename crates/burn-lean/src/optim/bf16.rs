@@ -2,20 +2,15 @@
 
 use std::fmt;
 
-#[cfg(any(feature = "cube", feature = "flex"))]
-use burn::backend::DispatchDevice;
 use burn::optim::{
     AdamConfig, AdamWConfig, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink,
     StateSource, join_path,
 };
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use lean_arithmetic::optim::{Moments, Noise, Split};
+use burn::tensor::{DType, Device, Tensor};
+use lean_arithmetic::optim::Moments;
 
-#[cfg(feature = "cube")]
-use super::cube;
-#[cfg(feature = "flex")]
-use super::flex;
 use super::record::Field;
+use super::rounding::{LowBits, MasterWeights24, Rounding};
 use super::{EightBitMoments, InOnePass, Lean};
 use crate::gradients::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 
@@ -23,14 +18,14 @@ use crate::gradients::{answers, is_looked_for, is_only_asked, takes_f32_gradient
 ///
 /// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is
 /// rounded to the nearest. So the step is computed in 32 bits, one parameter at a time, and then
-/// rounded so that nothing is lost: on average, [stochastically](Stochastic), or at all, with
-/// [master weights](MasterWeights); or nearly, with master weights of [24 bits](MasterWeights24).
+/// rounded so that nothing is lost: on average, [stochastically](super::Stochastic), or at all, with
+/// [master weights](super::MasterWeights); or nearly, with master weights of [24 bits](MasterWeights24).
 ///
 /// | bytes a parameter: weight, bits beside it | |
 /// |---|---|
-/// | [`Stochastic`] | 2 |
+/// | [`Stochastic`](super::Stochastic) | 2 |
 /// | [`MasterWeights24`] | 3; with AdamW's [moments in 8 bits](EightBitMoments) 5.1 |
-/// | [`MasterWeights`] | 4 |
+/// | [`MasterWeights`](super::MasterWeights) | 4 |
 ///
 /// ```
 /// use burn::optim::AdamWConfig;
@@ -179,259 +174,6 @@ pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
 
 impl InFiveBytes for AdamConfig {}
 impl InFiveBytes for AdamWConfig {}
-
-/// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
-/// memory.
-///
-/// The noise is that of the seed, the step and the place in the parameter: the same in
-/// every run, and after a resume. Two parameters of one size have the same. On other backends than
-/// Flex and the Cube backend the numbers go by way of the host, which is slow.
-#[derive(Clone, Copy, Debug)]
-pub struct Stochastic {
-    /// Chooses the noise.
-    pub seed: u64,
-}
-
-/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that
-/// is nearest to its master, of which the lower sixteen bits are kept beside it. The model computes
-/// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
-/// in 32 bits.
-///
-/// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
-/// between two steps keep their lower bits, which are at most half a step of bf16: a weight set to
-/// zero is zero, or below half the smallest number. On other backends than Flex and the Cube backend
-/// the bits go by way of the host, which is slow.
-///
-/// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
-/// Architectures" (2020): "Split-SGD-BF16".
-#[derive(Clone, Copy, Debug)]
-pub struct MasterWeights;
-
-/// Master weights in 24 bits, at one byte a parameter more, for weights in bf16 or f16: `c / 128 * h`
-/// beside a weight, where `h` is half a unit in its last place and `c` a correction from -128 to 127.
-///
-/// The last of the 24 bits is rounded stochastically, so that a step smaller than it, a 2^-16th of
-/// the weight, is right on average. The noise is that of the seed, the step and the place: the same
-/// in every run and on every backend, and after a resume. What is said of [`MasterWeights`] in other
-/// respects holds here too.
-///
-/// After FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which rounds the correction to the
-/// nearest and calls this weight splitting. In f16, whose smallest number is 2^-24, the last of the
-/// 24 bits is at least 2^-32.
-#[derive(Clone, Copy, Debug)]
-pub struct MasterWeights24 {
-    /// Chooses the noise.
-    pub seed: u64,
-}
-
-/// The lower bits of master weights, packed in words from the lowest bit on: `[words]`.
-pub type LowBits = Tensor<1, Int>;
-
-/// A way to round weights to 16 bits.
-pub trait Rounding: Clone + Send + Sync + 'static {
-    /// Whether it rounds to this type.
-    fn rounds_to(&self, dtype: DType) -> bool {
-        dtype == DType::BF16
-    }
-
-    /// Checks that this rounding keeps so many words beside a weight of this type and number of elements.
-    ///
-    /// # Errors
-    ///
-    /// Why it does not, and the way out.
-    fn check_low(&self, _dtype: DType, _elements: usize, _words: usize) -> Result<(), String> {
-        Ok(())
-    }
-
-    /// The exact weight before a step, from the rounded one and the bits that rounding kept.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D>;
-
-    /// Rounds the weight after step number `time` to this type. Also returns the bits to keep.
-    fn round<const D: usize>(
-        &self,
-        exact: Tensor<D>,
-        dtype: DType,
-        time: usize,
-    ) -> (Tensor<D>, Option<LowBits>);
-}
-
-impl Rounding for Stochastic {
-    fn check_low(&self, _: DType, _: usize, _: usize) -> Result<(), String> {
-        Err(
-            "the state has the lower bits of master weights, which stochastic rounding does not keep: \
-             go from one to the other with `weights_to_f32` and `weights_from_f32`, which take the \
-             record"
-                .into(),
-        )
-    }
-
-    /// # Panics
-    ///
-    /// If there are bits: those of master weights.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
-        expect_low(self, &weight, low.as_ref());
-        weight.cast(DType::F32)
-    }
-
-    fn round<const D: usize>(
-        &self,
-        exact: Tensor<D>,
-        dtype: DType,
-        time: usize,
-    ) -> (Tensor<D>, Option<LowBits>) {
-        let noise = Noise::of_step(self.seed, time);
-        #[cfg(feature = "flex")]
-        if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
-            return (flex::round_stochastically(exact, noise), None);
-        }
-        #[cfg(feature = "cube")]
-        if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
-            return (cube::round_stochastically(exact, noise).cast(dtype), None);
-        }
-        (round_on_host(exact, noise).cast(dtype), None)
-    }
-}
-
-fn round_on_host<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
-    let round = |(number, place)| {
-        let bits = noise.round_to_bf16(number, place);
-        f32::from_bits(u32::from(bits) << 16)
-    };
-    let (device, shape) = (exact.device(), exact.shape());
-    let rounded: Vec<f32> = on_host(exact).into_iter().zip(0u32..).map(round).collect();
-    Tensor::from_data(TensorData::new(rounded, shape), (&device, DType::F32))
-}
-
-impl Rounding for MasterWeights {
-    fn check_low(&self, _: DType, elements: usize, words: usize) -> Result<(), String> {
-        check_words(Split::Bf16In32, elements, words)
-    }
-
-    /// # Panics
-    ///
-    /// If the bits kept belong to a parameter of another size.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
-        expect_low(self, &weight, low.as_ref());
-        join(Split::Bf16In32, weight, low)
-    }
-
-    fn round<const D: usize>(
-        &self,
-        exact: Tensor<D>,
-        dtype: DType,
-        _time: usize,
-    ) -> (Tensor<D>, Option<LowBits>) {
-        let (nearest, low) = split(Split::Bf16In32, exact, None);
-        (nearest.cast(dtype), Some(low))
-    }
-}
-
-impl Rounding for MasterWeights24 {
-    fn rounds_to(&self, dtype: DType) -> bool {
-        matches!(dtype, DType::BF16 | DType::F16)
-    }
-
-    fn check_low(&self, dtype: DType, elements: usize, words: usize) -> Result<(), String> {
-        check_words(in_24_bits(dtype), elements, words)
-    }
-
-    /// # Panics
-    ///
-    /// If the bits kept belong to a parameter of another size.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
-        expect_low(self, &weight, low.as_ref());
-        join(in_24_bits(weight.dtype()), weight, low)
-    }
-
-    fn round<const D: usize>(
-        &self,
-        exact: Tensor<D>,
-        dtype: DType,
-        time: usize,
-    ) -> (Tensor<D>, Option<LowBits>) {
-        let noise = Noise::of_step(self.seed, time);
-        let (nearest, low) = split(in_24_bits(dtype), exact, Some(noise));
-        (nearest.cast(dtype), Some(low))
-    }
-}
-
-fn check_words(split: Split, elements: usize, words: usize) -> Result<(), String> {
-    let needed = split.words(elements);
-    match words == needed {
-        true => Ok(()),
-        false => Err(format!(
-            "the lower bits of a weight are {words} words and not the {needed} of its size: its state \
-             is that of another parameter, or of master weights with other bits"
-        )),
-    }
-}
-
-/// # Panics
-///
-/// If the rounding does not keep these bits beside the weight.
-fn expect_low<const D: usize>(rounding: &impl Rounding, weight: &Tensor<D>, low: Option<&LowBits>) {
-    let elements = weight.shape().num_elements();
-    let checked = low.map(|low| rounding.check_low(weight.dtype(), elements, low.dims()[0]));
-    if let Some(Err(reason)) = checked {
-        panic!("{reason}");
-    }
-}
-
-fn in_24_bits(dtype: DType) -> Split {
-    match dtype {
-        DType::F16 => Split::F16In24,
-        _ => Split::Bf16In24,
-    }
-}
-
-fn on_host<const D: usize>(exact: Tensor<D>) -> Vec<f32> {
-    let numbers = exact.try_into_vec_as::<f32>();
-    numbers.expect("steps are computed in 32 bits")
-}
-
-/// Rounds a weight in 32 bits, still in 32, and returns the lower bits.
-fn split<const D: usize>(
-    split: Split,
-    exact: Tensor<D>,
-    noise: Option<Noise>,
-) -> (Tensor<D>, LowBits) {
-    #[cfg(feature = "flex")]
-    if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
-        return flex::split(split, exact, noise);
-    }
-    #[cfg(feature = "cube")]
-    if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
-        return cube::split(split, exact, noise);
-    }
-    let (device, shape) = (exact.device(), exact.shape());
-    let mut numbers = on_host(exact);
-    let low = split.split_all(&mut numbers, |place| {
-        noise.map_or(0, |noise| noise.at(place))
-    });
-    let length = low.len();
-    let low = Tensor::from_data(TensorData::new(low, [length]), (&device, DType::I32));
-    let numbers = TensorData::new(numbers, shape);
-    (Tensor::from_data(numbers, (&device, DType::F32)), low)
-}
-
-/// The weight in 32 bits that was split; of a weight without lower bits, itself.
-fn join<const D: usize>(split: Split, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
-    let weight = weight.cast(DType::F32);
-    let Some(low) = low else { return weight };
-    #[cfg(feature = "flex")]
-    if matches!(weight.device().as_dispatch(), DispatchDevice::Flex(_)) {
-        return flex::rejoin(split, weight, low);
-    }
-    #[cfg(feature = "cube")]
-    if matches!(weight.device().as_dispatch(), DispatchDevice::Cube(_)) {
-        return cube::rejoin(split, weight, low);
-    }
-    let (device, shape) = (weight.device(), weight.shape());
-    let mut numbers = on_host(weight);
-    let low = low.try_into_vec_as::<i32>().expect("they are words");
-    split.join_all(&mut numbers, &low);
-    Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
-}
 
 /// Name of the optimizer's state in the record of a [`Bf16State`].
 pub(super) const OPTIMIZER: &str = "optimizer";

@@ -114,28 +114,28 @@ impl Optimizer for Came {
         let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
+        let whole = |tensor: Tensor<D>| Whole(tensor.cast(wide));
         let state = state.map(|state| rules::CameState {
-            moment_1: Whole(state.moment_1.cast(wide)),
-            square: state.square.of_type(wide),
-            instability: state.instability.map(|factored| factored.of_type(wide)),
+            moment_1: whole(state.moment_1),
+            square: state.square.map(whole),
+            instability: state.instability.map(|mean| mean.map(whole)),
         });
-        let tensor = Whole(tensor.cast(wide));
-        let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
+        let (Whole(tensor), state) = self.rule.step(lr, whole(tensor), Whole(grad), state);
+        let tensor_of = |Whole(tensor)| tensor;
         let state = CameState {
             moment_1: state.moment_1.0,
-            square: state.square.into(),
-            instability: state.instability.map(Into::into),
+            square: state.square.map(tensor_of),
+            instability: state.instability.map(|mean| mean.map(tensor_of)),
         };
         (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(state: CameState<D>, device: &Device) -> CameState<D> {
+        let on_device = |tensor: Tensor<D>| tensor.to_device(device);
         CameState {
-            moment_1: state.moment_1.to_device(device),
-            square: state.square.on_device(device),
-            instability: state
-                .instability
-                .map(|instability| instability.on_device(device)),
+            moment_1: on_device(state.moment_1),
+            square: state.square.map(on_device),
+            instability: state.instability.map(|mean| mean.map(on_device)),
         }
     }
 }

@@ -3,23 +3,13 @@
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{StateSink, StateSource, join_path};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim;
 
 use super::record::Field;
-use super::step::Whole;
 
-/// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
-/// dimensions the means of rows and columns.
-#[derive(Clone, Debug)]
-pub struct Factored<const D: usize> {
-    /// All of it, for vectors and scalars.
-    pub whole: Option<Tensor<D>>,
-    /// Means over the last dimension, `[.., rows, 1]`.
-    pub rows: Option<Tensor<D>>,
-    /// Means over the last but one, `[.., 1, columns]`.
-    pub columns: Option<Tensor<D>>,
-}
+/// The moving average of a positive tensor.
+pub type Factored<const D: usize> = optim::Factored<Tensor<D>>;
 
 impl<const D: usize> Field for Factored<D> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
@@ -37,38 +27,6 @@ impl<const D: usize> Field for Factored<D> {
             rows,
             columns,
         })
-    }
-}
-
-impl<const D: usize> Factored<D> {
-    pub(super) fn on_device(self, device: &Device) -> Self {
-        let move_to = |tensor: Option<Tensor<D>>| tensor.map(|tensor| tensor.to_device(device));
-        Self {
-            whole: move_to(self.whole),
-            rows: move_to(self.rows),
-            columns: move_to(self.columns),
-        }
-    }
-
-    /// For a step that computes in this type.
-    pub(super) fn of_type(self, dtype: DType) -> optim::Factored<Whole<D>> {
-        let whole = |tensor: Option<Tensor<D>>| tensor.map(|tensor| Whole(tensor.cast(dtype)));
-        optim::Factored {
-            whole: whole(self.whole),
-            rows: whole(self.rows),
-            columns: whole(self.columns),
-        }
-    }
-}
-
-impl<const D: usize> From<optim::Factored<Whole<D>>> for Factored<D> {
-    fn from(factored: optim::Factored<Whole<D>>) -> Self {
-        let tensor = |Whole(tensor)| tensor;
-        Self {
-            whole: factored.whole.map(tensor),
-            rows: factored.rows.map(tensor),
-            columns: factored.columns.map(tensor),
-        }
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
 /// Rounds numbers in 32 bits to bf16.
 pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
     let shape = exact.shape();
-    let mut rounded = FlexTensor::empty(shape, DType::BF16);
+    let mut rounded = zeros(shape, DType::BF16);
     host::round_stochastically(of(exact).storage(), rounded.storage_mut(), noise);
     Tensor::from_primitive::<Flex>(rounded)
 }
@@ -67,7 +67,7 @@ pub(super) fn split<const D: usize>(
 ) -> (Tensor<D>, Tensor<1, Int>) {
     let words = Shape::new([split.words(exact.shape().num_elements())]);
     let mut numbers = of(exact);
-    let mut low = FlexTensor::empty(words, DType::I32);
+    let mut low = zeros(words, DType::I32);
     host::split(split, numbers.storage_mut(), low.storage_mut(), noise);
     let low = Tensor::from_primitive::<Flex>(low);
     (Tensor::from_primitive::<Flex>(numbers), low)
@@ -95,6 +95,14 @@ fn of<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     tensor.to_contiguous()
 }
 
+/// Not `FlexTensor::empty`, which copies its buffer to align it.
+fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+    match dtype.size() {
+        2 => FlexTensor::filled_typed(shape, dtype, 0_u16),
+        _ => FlexTensor::filled_typed(shape, dtype, 0_u32),
+    }
+}
+
 /// A [`Moment`] in the backend's tensors.
 enum State {
     Float(FlexTensor),
@@ -117,9 +125,9 @@ impl State {
 
     fn empty(format: Format, shape: &Shape) -> Self {
         match format {
-            Format::Float(dtype) => Self::Float(FlexTensor::empty(shape.clone(), dtype)),
+            Format::Float(dtype) => Self::Float(zeros(shape.clone(), dtype)),
             Format::EightBit(kind) => Self::EightBit {
-                words: FlexTensor::empty(Shape::new([words(shape.num_elements())]), DType::I32),
+                words: zeros(Shape::new([words(shape.num_elements())]), DType::I32),
                 kind,
             },
         }

@@ -1,6 +1,6 @@
 //! Weights of a model in 16 bits and its optimizer's record, from and to f32.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::optim::{Optimizer, OptimizerRecord, join_path};
@@ -8,7 +8,8 @@ use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
-use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, check_low_of, name_of_low};
+use super::bf16::{Bf16Weights, LOW, OPTIMIZER, check_low_of, name_of_low};
+use super::rounding::Rounding;
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
@@ -61,14 +62,15 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         let mut mapper = ToF32 {
             rounding: &self.rounding,
             low: Entries::read(record)?.low,
+            found: BTreeSet::new(),
         };
         let model = model.map(&mut mapper);
+        let missing = mapper.low.len() - mapper.found.len();
         assert!(
-            mapper.low.is_empty(),
-            "the record has lower bits of {} weights that no parameter in this model has: it is that of \
-             another model, or of more than this one; give it all modules that the optimizer has \
-             stepped, as a tuple",
-            mapper.low.len()
+            missing == 0,
+            "the record has lower bits of {missing} weights that no parameter in this model has: it is \
+             that of another model, or of more than this one; give it all modules that the optimizer \
+             has stepped, as a tuple"
         );
         Ok(model)
     }
@@ -208,11 +210,17 @@ impl Entries {
 struct ToF32<'a, R> {
     rounding: &'a R,
     low: LowBitsById,
+    /// Ids that have lower bits. Several fields may have the same one.
+    found: BTreeSet<u64>,
 }
 
 impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let low = self.low.remove(&param.id.val());
+        let id = param.id.val();
+        let low = self.low.get(&id).cloned();
+        if low.is_some() {
+            self.found.insert(id);
+        }
         with_value(param, |weight| match weight.dtype() {
             DType::BF16 | DType::F16 => {
                 let device = weight.device();

@@ -31,6 +31,7 @@ mod offloaded;
 mod operands;
 mod radam;
 mod record;
+mod rounding;
 mod settings;
 mod sgd;
 mod stable_adamw;
@@ -46,10 +47,7 @@ pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adaptive::{Adaptive, AdaptiveMomentumState, AdaptiveState};
-pub use bf16::{
-    Bf16State, Bf16Weights, InFiveBytes, LowBits, MasterWeights, MasterWeights24, Rounding,
-    Stochastic,
-};
+pub use bf16::{Bf16State, Bf16Weights, InFiveBytes};
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;
 pub use lean_arithmetic::optim::{CannotAccumulate, Kind, MomentDecay};
@@ -58,6 +56,7 @@ pub use moment::{EightBit, Format, Moment};
 #[cfg(feature = "flex")]
 pub use offloaded::{Offload, Offloaded, OffloadedState};
 pub use radam::{RAdam, RAdamConfig, RAdamState};
+pub use rounding::{LowBits, MasterWeights, MasterWeights24, Rounding, Stochastic};
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 

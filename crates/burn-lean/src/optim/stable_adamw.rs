@@ -2,14 +2,11 @@
 
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
-use lean_arithmetic::optim::{Kind, rules};
+use burn::optim::ModuleOptimizer;
+use lean_arithmetic::optim::rules;
 
-use super::moment::Moment;
-use super::record::record_state;
+use super::adaptive::{Adaptive, AdaptiveState};
 use super::settings::Settings;
-use super::step::mean;
 use super::{EightBitMoments, Lean};
 
 /// Configuration of [`StableAdamW`].
@@ -38,14 +35,15 @@ impl StableAdamWConfig {
     ///
     /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> StableAdamW {
-        StableAdamW {
-            stable_adamw: rules::StableAdamW {
-                beta_1: self.beta_1,
-                beta_2: self.beta_2,
-                epsilon: self.epsilon,
-                weight_decay: self.weight_decay,
-            }
-            .checked(),
+        let rule = rules::StableAdamW {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        };
+        Adaptive {
+            rule: rule.checked(),
+            amsgrad: false,
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
@@ -69,82 +67,9 @@ impl StableAdamWConfig {
 /// let optim = StableAdamWConfig::new().init().with_gradient_release();
 /// # let _ = optim;
 /// ```
-#[derive(Clone, Debug)]
-pub struct StableAdamW {
-    stable_adamw: rules::StableAdamW,
-    settings: Settings,
-}
-
-impl Lean for StableAdamW {
-    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
-        vec![
-            ("StableAdamW: beta_1", self.stable_adamw.beta_1),
-            ("StableAdamW: beta_2", self.stable_adamw.beta_2),
-        ]
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
-    }
-}
-
-impl EightBitMoments for StableAdamW {}
+pub type StableAdamW = Adaptive<rules::StableAdamW>;
 
 /// State of [`StableAdamW`].
-#[derive(Clone, Debug)]
-pub struct StableAdamWState<const D: usize> {
-    /// Number of steps taken.
-    pub time: usize,
-    /// Moving average of gradients, without bias.
-    pub moment_1: Moment<D>,
-    /// Moving average of squared gradients, without bias.
-    pub moment_2: Moment<D>,
-}
+pub type StableAdamWState<const D: usize> = AdaptiveState<D>;
 
-record_state!(StableAdamWState {
-    time,
-    moment_1,
-    moment_2
-});
-
-impl Optimizer for StableAdamW {
-    type State<const D: usize> = StableAdamWState<D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<D>,
-        grad: Tensor<D>,
-        state: Option<StableAdamWState<D>>,
-    ) -> (Tensor<D>, Option<StableAdamWState<D>>) {
-        if self.settings.is_only_asked(&tensor, true) {
-            return (tensor, None);
-        }
-        let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let states = state.map(|state| [state.moment_1, state.moment_2]);
-        let kinds = [Kind::Signed, Kind::Positive];
-        let noise = Some(self.settings.micro_batch.noise(time));
-        let dtype = tensor.dtype();
-        let operands = self.settings.operands(kinds, noise, tensor, grad, states);
-
-        let measure = self.stable_adamw.measure(time);
-        let moves = self.settings.micro_batch.moves;
-        let mean = moves.then(|| mean(&measure, &operands));
-        let rule = self.stable_adamw.rule(lr, time, mean);
-        let (tensor, [moment_1, moment_2]) = self.settings.apply(&rule, operands);
-        let state = StableAdamWState {
-            time,
-            moment_1,
-            moment_2,
-        };
-        (tensor.cast(dtype), Some(state))
-    }
-
-    fn to_device<const D: usize>(state: StableAdamWState<D>, device: &Device) -> Self::State<D> {
-        StableAdamWState {
-            time: state.time,
-            moment_1: state.moment_1.on_device(device),
-            moment_2: state.moment_2.on_device(device),
-        }
-    }
-}
+impl EightBitMoments for StableAdamW {}

@@ -59,6 +59,10 @@ use crate::session::{Progress, Purpose, Session};
 ///     }
 /// }
 /// ```
+///
+/// # Panics
+///
+/// A method with a `try_` twin panics with the text of the [`ReleaseError`] that the twin returns.
 #[derive(Debug)]
 pub struct ReleaseAccumulator {
     session: Arc<Session>,
@@ -107,10 +111,6 @@ impl ReleaseAccumulator {
 
     /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
     /// gradients is added to its sum inside backward. No weight changes.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
     pub fn arm<M: Module>(&mut self, model: M) -> M {
         expect(self.try_arm(model))
     }
@@ -162,10 +162,6 @@ impl ReleaseAccumulator {
     }
 
     /// Ends a micro-batch, and adds its ordinary gradients to the sums.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_accumulate`](Self::try_accumulate) returns.
     pub fn accumulate<M: Module>(&mut self, model: &M, grads: GradientsParams) {
         expect(
             self.try_accumulate(model, grads)
@@ -238,10 +234,6 @@ impl ReleaseAccumulator {
     }
 
     /// Ends the window, and returns its sums.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_grads`](Self::try_grads) returns.
     pub fn grads(&mut self) -> GradientsParams {
         expect(self.try_grads())
     }

@@ -16,10 +16,6 @@ impl ReleaseAccumulator {
     /// The sums of a window that is not over, each under the path of its parameter: to save beside
     /// the records of model and optimizer, and to [go on](Self::load_record) with the next
     /// micro-batch. It is empty between two windows.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_to_record`](Self::try_to_record) returns.
     pub fn to_record<M: Module>(&self, model: &M) -> ModuleRecord {
         expect(self.try_to_record(model))
     }

@@ -150,6 +150,17 @@ pub struct Factored<T> {
     pub columns: Option<T>,
 }
 
+impl<T> Factored<T> {
+    /// The same average with each part changed.
+    pub fn map<U>(self, mut change: impl FnMut(T) -> U) -> Factored<U> {
+        Factored {
+            whole: self.whole.map(&mut change),
+            rows: self.rows.map(&mut change),
+            columns: self.columns.map(change),
+        }
+    }
+}
+
 /// Refuses a gradient or a state of another parameter, which would else be broadcast.
 ///
 /// # Panics

@@ -152,7 +152,8 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
     });
     let full = StableAdamWConfig::new().build();
     check("stable adamw", [stable_adamw(), full], |state| {
-        [&mut state.moment_1, &mut state.moment_2]
+        let momentum = &mut state.momentum;
+        [&mut momentum.moment_1, &mut momentum.moment_2]
     });
 }
 

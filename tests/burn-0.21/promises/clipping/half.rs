@@ -59,6 +59,29 @@ fn adaptive_clipping_is_right() {
     }
 }
 
+/// Burn's clipping of each gradient: of an optimizer, armed or not, and of a group.
+#[test]
+fn clipping_of_one_gradient_is_right() {
+    let clipping = Some(GradientClippingConfig::Norm(1.0));
+    let clipped = SgdConfig::new().with_gradient_clipping(clipping.clone());
+    let clipped = || -> Optim { clipped.init().with_gradient_release() };
+    for dtype in HALVES {
+        let zeros = || model(&[0.0; 64], dtype);
+        let loss = |model: &_| loss(model, &[300.0; 64], dtype);
+        let armed = armed_step(1.0, zeros(), &mut clipped(), loss);
+        let start = zeros();
+        let ordinary = loss(&start);
+        let ordinary = ordinary_step(1.0, start, &mut clipped(), ordinary);
+        let options = GroupOptions::new().with_grad_clipping(clipping.clone().unwrap().init());
+        let mut of_group = sgd().with_group(ParamGroup::all(), options);
+        let in_group = armed_step(1.0, zeros(), &mut of_group, loss);
+        for stepped in [armed, ordinary, in_group] {
+            // The norm is 2400.
+            assert_eq!(numbers(stepped.weight.val()), [-0.125; 64], "{dtype:?}");
+        }
+    }
+}
+
 /// The nearest numbers of the type to those of 64 bits: a coefficient that was rounded itself would
 /// be off by up to half a step more.
 #[test]

@@ -70,9 +70,8 @@ impl AdafactorConfig {
         }
     }
 
-    /// The optimizer for all parameters of a module. Clipping is the adaptor's, in the type of the
-    /// gradient: in f16, a norm from 256 on overflows, and nothing moves. `OptimizerAdaptor::from`
-    /// of what `build` returns clips in f32.
+    /// The optimizer for all parameters of a module, which clips as that of
+    /// [`Lean::init`](crate::Lean::init).
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {
@@ -116,9 +115,8 @@ impl AdaLomoConfig {
             .build()
     }
 
-    /// The optimizer for all parameters of a module. Clipping is the adaptor's, in the type of the
-    /// gradient: in f16, a norm from 256 on overflows, and nothing moves. `OptimizerAdaptor::from`
-    /// of what `build` returns clips in f32.
+    /// The optimizer for all parameters of a module, which clips as that of
+    /// [`Lean::init`](crate::Lean::init).
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {

@@ -8,13 +8,19 @@ use burn::{
 
 use lean_arithmetic::optim::{
     Kind,
-    rules::{AdaptiveRule, AmsGrad, Update, WithMoments},
+    rules::{AdaptiveRule, AmsGrad},
 };
 
 use super::Lean;
-use crate::{LeanBackend, moment::Moment, settings::Settings};
+use crate::{
+    LeanBackend,
+    moment::{Moment, from_float},
+    settings::Settings,
+    step::mean,
+};
 
-/// [`Adam`](super::Adam), [`AdamW`](super::AdamW) or [`RAdam`](super::RAdam).
+/// [`Adam`](super::Adam), [`AdamW`](super::AdamW), [`RAdam`](super::RAdam) or
+/// [`StableAdamW`](super::StableAdamW).
 #[derive(Clone, Debug)]
 pub struct Adaptive<R> {
     pub(super) rule: R,
@@ -51,18 +57,7 @@ impl<B: LeanBackend, R: AdaptiveRule> SimpleOptimizer<B> for Adaptive<R> {
         state: Option<AdaptiveState<B>>,
     ) -> (Tensor<B, D>, Option<AdaptiveState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let micro_batch = self.settings.micro_batch;
-        let time = micro_batch.time(momentum.as_ref().map_or(0, |state| state.time));
-        let rule = self.rule.rule(lr, time, micro_batch);
-        let (tensor, momentum) = step(
-            &self.settings,
-            rule,
-            time,
-            self.amsgrad,
-            tensor,
-            grad,
-            momentum,
-        );
+        let (tensor, momentum) = self.step_moments(lr, tensor, grad, momentum);
         (tensor, Some(AdaptiveState { momentum }))
     }
 
@@ -96,42 +91,54 @@ impl<B: Backend> AdaptiveMomentumState<B> {
     }
 }
 
-/// Steps by first and second moments.
-fn step<B: LeanBackend, U: Update, const D: usize>(
-    settings: &Settings,
-    rule: WithMoments<U>,
-    time: usize,
-    amsgrad: bool,
-    tensor: Tensor<B, D>,
-    grad: Tensor<B, D>,
-    state: Option<AdaptiveMomentumState<B>>,
-) -> (Tensor<B, D>, AdaptiveMomentumState<B>) {
-    let noise = Some(settings.micro_batch.noise(time));
-    let (tensor, [moment_1, moment_2], max_moment_2) = if amsgrad {
-        let states = state.map(|state| {
-            let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
-            [state.moment_1, state.moment_2, most]
-        });
-        let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
-        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, noise, tensor, grad, states);
-        let [moment_1, moment_2, most] = states;
-        (tensor, [moment_1, moment_2], Some(most))
-    } else {
-        // A record of a run with AMSGrad keeps its states, as in Burn.
-        let (states, max_moment_2) = state
-            .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
-            .unzip();
-        let kinds = [Kind::Signed, Kind::Positive];
-        let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
-        (tensor, states, max_moment_2.flatten())
-    };
-    let state = AdaptiveMomentumState {
-        time,
-        moment_1,
-        moment_2,
-        max_moment_2,
-    };
-    (tensor, state)
+impl<R: AdaptiveRule> Adaptive<R> {
+    fn step_moments<B: LeanBackend, const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<AdaptiveMomentumState<B>>,
+    ) -> (Tensor<B, D>, AdaptiveMomentumState<B>) {
+        let (settings, micro_batch) = (&self.settings, self.settings.micro_batch);
+        let time = micro_batch.time(state.as_ref().map_or(0, |state| state.time));
+        let noise = Some(micro_batch.noise(time));
+        let rule = |lr| self.rule.rule(lr, time, micro_batch);
+        let (tensor, [moment_1, moment_2], max_moment_2) = if self.amsgrad {
+            let states = state.map(|state| {
+                let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
+                [state.moment_1, state.moment_2, most]
+            });
+            let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
+            let rule = AmsGrad(rule(lr));
+            let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
+            let [moment_1, moment_2, most] = states;
+            (tensor, [moment_1, moment_2], Some(most))
+        } else {
+            // A record of a run with AMSGrad keeps its states, as in Burn.
+            let (states, max_moment_2) = state
+                .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
+                .unzip();
+            let kinds = [Kind::Signed, Kind::Positive];
+            let dtype = tensor.dtype();
+            let operands = settings.operands(kinds, noise, tensor, grad, states);
+            let lr = match micro_batch.moves {
+                true => self
+                    .rule
+                    .lr(lr, time, |measure| mean::<_, _, _, D>(&measure, &operands)),
+                false => lr,
+            };
+            let stepped = settings.apply::<_, _, _, D>(&rule(lr), operands);
+            let tensor: Tensor<B, D> = from_float(stepped.weight);
+            (tensor.cast(dtype), stepped.states, max_moment_2.flatten())
+        };
+        let state = AdaptiveMomentumState {
+            time,
+            moment_1,
+            moment_2,
+            max_moment_2,
+        };
+        (tensor, state)
+    }
 }
 
 /// A largest moment that any other replaces, as none is negative, for a record of a run without

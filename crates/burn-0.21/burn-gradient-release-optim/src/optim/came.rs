@@ -69,9 +69,8 @@ impl CameConfig {
         }
     }
 
-    /// The optimizer for all parameters of a module. Clipping is the adaptor's, in the type of the
-    /// gradient: in f16, a norm from 256 on overflows, and nothing moves. `OptimizerAdaptor::from`
-    /// of what `build` returns clips in f32.
+    /// The optimizer for all parameters of a module, which clips as that of
+    /// [`Lean::init`](crate::Lean::init).
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(&self) -> OptimizerAdaptor<Came, M, B> {
         let mut came = self.build();
         let clipping = came.clipping.take();

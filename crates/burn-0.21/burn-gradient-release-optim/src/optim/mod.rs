@@ -53,9 +53,9 @@ pub trait InOnePass {
     /// are up to rounding.
     ///
     /// [`init`](Lean::init) gives the clipping of the configuration to Burn's adaptor, as Burn's
-    /// `init` does, for groups of parameters to see. Burn clips in the gradient's type and with
-    /// temporaries: by norm one as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips in
-    /// the pass, without them, but groups neither inherit nor replace that.
+    /// `init` does, for groups of parameters to see. The adaptor clips with temporaries: by norm one
+    /// as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips in the pass, without them,
+    /// but groups neither inherit nor replace that.
     ///
     /// # Panics
     ///
@@ -83,8 +83,9 @@ pub trait InOnePass {
 /// An optimizer of this crate.
 pub trait Lean: Clone {
     /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
-    /// it: clipping is the adaptor's, in the type of the gradient. In f16, a norm from 256 on
-    /// overflows, and nothing moves: `OptimizerAdaptor::from` of the optimizer clips in f32.
+    /// it: clipping is the adaptor's. Without gradient release, that clips in the gradient's type: in
+    /// f16, a norm from 256 on overflows, and nothing moves. `OptimizerAdaptor::from` of the optimizer
+    /// clips in f32.
     fn init<B, M>(mut self) -> OptimizerAdaptor<Self, M, B>
     where
         B: AutodiffBackend,

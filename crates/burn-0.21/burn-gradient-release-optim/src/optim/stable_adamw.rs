@@ -1,21 +1,13 @@
 //! StableAdamW.
 
-use burn::{
-    config::Config,
-    grad_clipping::GradientClippingConfig,
-    optim::{LearningRate, SimpleOptimizer},
-    record::Record,
-    tensor::{Tensor, backend::Backend},
-};
-use lean_arithmetic::optim::{Kind, rules};
+use burn::{config::Config, grad_clipping::GradientClippingConfig};
+use lean_arithmetic::optim::rules;
 
-use super::{EightBitMoments, Lean};
-use crate::{
-    LeanBackend,
-    moment::{Moment, from_float},
-    settings::Settings,
-    step::mean,
+use super::{
+    EightBitMoments,
+    adaptive::{Adaptive, AdaptiveState},
 };
+use crate::settings::Settings;
 
 /// Configuration of [`StableAdamW`].
 #[derive(Config, Debug)]
@@ -43,14 +35,15 @@ impl StableAdamWConfig {
     ///
     /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> StableAdamW {
-        StableAdamW {
-            stable_adamw: rules::StableAdamW {
-                beta_1: self.beta_1,
-                beta_2: self.beta_2,
-                epsilon: self.epsilon,
-                weight_decay: self.weight_decay,
-            }
-            .checked(),
+        let rule = rules::StableAdamW {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        };
+        Adaptive {
+            rule: rule.checked(),
+            amsgrad: false,
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
@@ -62,78 +55,9 @@ impl StableAdamWConfig {
 /// Wortsman et al., "Stable and low-precision training for large-scale vision-language models"
 /// (2023),
 /// <https://arxiv.org/abs/2304.13013>; as optimi has it, with its defaults.
-#[derive(Clone, Debug)]
-pub struct StableAdamW {
-    stable_adamw: rules::StableAdamW,
-    settings: Settings,
-}
-
-impl Lean for StableAdamW {
-    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
-        vec![
-            ("StableAdamW: beta_1", self.stable_adamw.beta_1),
-            ("StableAdamW: beta_2", self.stable_adamw.beta_2),
-        ]
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
-    }
-}
-
-impl EightBitMoments for StableAdamW {}
+pub type StableAdamW = Adaptive<rules::StableAdamW>;
 
 /// State of [`StableAdamW`].
-#[derive(Record, Clone, Debug)]
-pub struct StableAdamWState<B: Backend> {
-    /// Number of steps taken.
-    pub time: usize,
-    /// Moving average of gradients, without bias.
-    pub moment_1: Moment<B>,
-    /// Moving average of squared gradients, without bias.
-    pub moment_2: Moment<B>,
-}
+pub type StableAdamWState<B> = AdaptiveState<B>;
 
-impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
-    type State<const D: usize> = StableAdamWState<B>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<B, D>,
-        grad: Tensor<B, D>,
-        state: Option<StableAdamWState<B>>,
-    ) -> (Tensor<B, D>, Option<StableAdamWState<B>>) {
-        let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let states = state.map(|state| [state.moment_1, state.moment_2]);
-        let kinds = [Kind::Signed, Kind::Positive];
-        let noise = Some(self.settings.micro_batch.noise(time));
-        let dtype = tensor.dtype();
-        let operands = self.settings.operands(kinds, noise, tensor, grad, states);
-
-        let measure = self.stable_adamw.measure(time);
-        let moves = self.settings.micro_batch.moves;
-        let mean = moves.then(|| mean::<_, _, _, D>(&measure, &operands));
-        let rule = self.stable_adamw.rule(lr, time, mean);
-        let stepped = self.settings.apply::<_, _, _, D>(&rule, operands);
-        let [moment_1, moment_2] = stepped.states;
-        let state = StableAdamWState {
-            time,
-            moment_1,
-            moment_2,
-        };
-        let tensor: Tensor<B, D> = from_float(stepped.weight);
-        (tensor.cast(dtype), Some(state))
-    }
-
-    fn to_device<const D: usize>(
-        state: StableAdamWState<B>,
-        device: &B::Device,
-    ) -> StableAdamWState<B> {
-        StableAdamWState {
-            time: state.time,
-            moment_1: state.moment_1.on_device(device),
-            moment_2: state.moment_2.on_device(device),
-        }
-    }
-}
+impl EightBitMoments for StableAdamW {}

@@ -63,6 +63,10 @@ use crate::{
 /// }
 /// # let _ = model;
 /// ```
+///
+/// # Panics
+///
+/// A method with a `try_` twin panics with the text of the [`ReleaseError`] that the twin returns.
 pub struct ReleaseAccumulator<M, B: ReleaseBackend> {
     grads: GradientsParams,
     session: Option<Session<B::InnerBackend>>,
@@ -93,10 +97,6 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
 
     /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
     /// gradients is added to its sum inside backward. No weight changes.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
     pub fn arm(&mut self, model: M) -> M {
         expect(self.try_arm(model))
     }
@@ -137,10 +137,6 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     }
 
     /// Ends the micro-batch: takes the sums back, and adds any gradient that backward returned.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_accumulate`](Self::try_accumulate) returns.
     pub fn accumulate(&mut self, model: &M, grads: GradientsParams) {
         expect(self.try_accumulate(model, grads));
     }
@@ -167,10 +163,6 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     }
 
     /// Returns the sums, and starts over.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_grads`](Self::try_grads) returns.
     pub fn grads(&mut self) -> GradientsParams {
         expect(self.try_grads())
     }

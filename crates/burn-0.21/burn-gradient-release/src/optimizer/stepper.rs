@@ -16,7 +16,7 @@ use burn::{
 };
 
 use super::{
-    gradients::GradientPolicy,
+    gradients::{GradientPolicy, widened},
     group_options::{GroupOptions, StepSettings},
 };
 use crate::{
@@ -174,7 +174,7 @@ where
         }
     }
 
-    /// Steps one parameter, as Burn's `OptimizerAdaptor` does.
+    /// Steps one parameter, as Burn's `OptimizerAdaptor` does, but for clipping in half precision.
     pub(crate) fn step<const D: usize>(
         &self,
         settings: StepSettings<'_, O>,
@@ -185,7 +185,12 @@ where
     ) -> Tensor<B::InnerBackend, D> {
         let device = grad.device();
         let grad = match settings.grad_clipping {
-            Some(clipping) => clipping.clip_gradient(grad),
+            // In 32 bits and rounded once, as in Burn 0.22: in f16 the square of 300 is infinite, and
+            // nothing would move.
+            Some(clipping) => {
+                let dtype = grad.dtype();
+                clipping.clip_gradient(widened(grad)).cast(dtype)
+            }
             None => grad,
         };
         let state = self

@@ -44,10 +44,6 @@ impl ReleaseOptimizer {
     /// assert!(step.grad_norm().unwrap() > 1.0 && step.clip_coefficient().unwrap() < 1.0);
     /// # let _ = (model, loss);
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_two_passes`](Self::try_two_passes) returns.
     pub fn two_passes<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -82,6 +82,10 @@ impl From<ModuleOptimizer> for ReleaseOptimizer {
 ///     model = optim.step(lr, model, grads);
 /// }
 /// ```
+///
+/// # Panics
+///
+/// A method with a `try_` twin panics with the text of the [`ReleaseError`] that the twin returns.
 #[derive(Debug)]
 pub struct ReleaseOptimizer {
     pub(super) session: Arc<Session>,
@@ -120,10 +124,6 @@ impl ReleaseOptimizer {
     ///
     /// `lr` is a number, or a [`ModuleLearningRate`] with rates for groups of parameters. A model
     /// that is armed already gets the new rate.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
     pub fn arm<M: Module>(&mut self, lr: impl Into<ModuleLearningRate>, model: M) -> M {
         expect(self.try_arm(lr, model))
     }
@@ -150,11 +150,6 @@ impl ReleaseOptimizer {
     /// [`arm`](Self::arm) for the last micro-batch of a window: each parameter is stepped with the
     /// sum of its gradient and that of the earlier ones, as a
     /// [`ReleaseAccumulator`](crate::ReleaseAccumulator) or Burn's accumulator has them.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that
-    /// [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
     pub fn arm_accumulated<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -382,10 +377,6 @@ impl ReleaseOptimizer {
     }
 
     /// The states of the optimizer: Burn's record.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_to_record`](Self::try_to_record) returns.
     pub fn to_record(&self) -> OptimizerRecord {
         expect(self.try_to_record())
     }
@@ -444,11 +435,6 @@ impl ReleaseOptimizer {
     }
 
     /// Burn's optimizer, with its states.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_into_optimizer`](Self::try_into_optimizer)
-    /// returns.
     pub fn into_optimizer(self) -> ModuleOptimizer {
         expect(self.try_into_optimizer().map_err(ReleaseError::from))
     }

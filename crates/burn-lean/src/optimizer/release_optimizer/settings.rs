@@ -83,11 +83,6 @@ impl ReleaseOptimizer {
     }
 
     /// The state of the gradient transforms: save it beside the optimizer's record.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that
-    /// [`try_gradient_record`](Self::try_gradient_record) returns.
     pub fn gradient_record(&self) -> GradientRecord {
         expect(self.try_gradient_record())
     }

@@ -21,10 +21,6 @@ impl ReleaseOptimizer {
     /// Finishes the step: makes ordinary parameters of those that were stepped inside backward, and
     /// steps the parameters that have an ordinary gradient. Steps a model that is not armed like
     /// Burn's optimizer.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_step`](Self::try_step) returns.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -270,6 +270,21 @@ fn weights_go_to_f32_and_back_as_often_as_wanted() {
     assert_eq!(run(true), run(false));
 }
 
+/// A frozen parameter may be in several fields, as that of tied embeddings.
+#[test]
+fn fields_with_one_parameter_stay_equal() {
+    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let model = model.no_grad();
+    let (all, record) = (ParamGroup::all(), OptimizerRecord::default());
+    let pair = [model.clone(), model.clone()];
+    let masters = Bf16Weights::new(adamw(), MasterWeights);
+    let (pair, record) = masters
+        .weights_from_f32(pair, &all, DType::BF16, record)
+        .unwrap();
+    let pair = masters.weights_to_f32(pair, record).unwrap();
+    assert_eq!(pair.each_ref().map(bits), [bits(&model), bits(&model)]);
+}
+
 #[test]
 fn what_is_not_in_the_group_stays_in_f32() {
     let model: Linear = LinearConfig::new(64, 100).init(&flex());

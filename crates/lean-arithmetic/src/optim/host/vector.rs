@@ -31,7 +31,7 @@ pub(super) fn step<S: Simd, R: Rule<N>, const N: usize>(
         }
         let grad = clip.clip(Vector { simd, value: *grad });
         let value = *weight;
-        let (new_weight, new) = step_one(rule, fresh, Vector { simd, value }, grad, old);
+        let (new_weight, new) = rule.step(Vector { simd, value }, grad, (!fresh).then_some(old));
         *weight = new_weight.value;
         for (state, new) in states.iter_mut().zip(new) {
             state[place] = new.value;
@@ -39,7 +39,7 @@ pub(super) fn step<S: Simd, R: Rule<N>, const N: usize>(
     }
     for (place, (weight, grad)) in weight_rest.iter_mut().zip(grad_rest).enumerate() {
         let old = states_rest.each_ref().map(|state| state[place]);
-        let (new_weight, new) = step_one(rule, fresh, *weight, clip.clip(*grad), old);
+        let (new_weight, new) = rule.step(*weight, clip.clip(*grad), (!fresh).then_some(old));
         *weight = new_weight;
         for (state, new) in states_rest.iter_mut().zip(new) {
             state[place] = new;
@@ -68,40 +68,11 @@ pub(super) fn measure<S: Simd, M: Measure<N>, const N: usize>(
             old.value = state[place];
         }
         let grad = clip.clip(Vector { simd, value: *grad });
-        *measured = measure_one(measure, fresh, grad, old).value;
+        *measured = measure.measure(grad, (!fresh).then_some(old)).value;
     }
     for (place, (measured, grad)) in measured_rest.iter_mut().zip(grad_rest).enumerate() {
         let old = states_rest.each_ref().map(|state| state[place]);
-        *measured = measure_one(measure, fresh, clip.clip(*grad), old);
-    }
-}
-
-#[inline(always)]
-fn measure_one<T: Number, M: Measure<N>, const N: usize>(
-    measure: M,
-    fresh: bool,
-    grad: T,
-    states: [T; N],
-) -> T {
-    if fresh {
-        measure.measure(grad, None)
-    } else {
-        measure.measure(grad, Some(states))
-    }
-}
-
-#[inline(always)]
-fn step_one<T: Number, R: Rule<N>, const N: usize>(
-    rule: R,
-    fresh: bool,
-    weight: T,
-    grad: T,
-    states: [T; N],
-) -> (T, [T; N]) {
-    if fresh {
-        rule.step(weight, grad, None)
-    } else {
-        rule.step(weight, grad, Some(states))
+        *measured = measure.measure(clip.clip(*grad), (!fresh).then_some(old));
     }
 }
 

@@ -2,18 +2,33 @@
 
 use std::fmt::Debug;
 
-use super::super::{MicroBatch, Number, Rule};
+use super::super::{CannotAccumulate, MicroBatch, MomentDecay, Number, Rule};
+use super::Surprise;
 
 /// An optimizer that steps by a first and a second moment.
 pub trait AdaptiveRule: Copy + Debug + Send + Sync + 'static {
     /// How the moments change the weight.
     type Update: Update;
 
+    /// The learning rate of step number `time`, which may depend on the mean of a measure.
+    fn lr(&self, lr: f64, _time: usize, _mean: impl FnOnce(Surprise) -> f32) -> f64 {
+        lr
+    }
+
     /// The rule of step number `time`.
     fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<Self::Update>;
 
     /// Decay rates of the moments, by name.
     fn kept_shares(&self) -> [(&'static str, f64); 2];
+
+    /// Refuses moments that cannot take in gradients of micro-batches.
+    ///
+    /// # Errors
+    ///
+    /// Why moments that decay so cannot.
+    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        Ok(())
+    }
 }
 
 /// How the moments of an optimizer change the weight.

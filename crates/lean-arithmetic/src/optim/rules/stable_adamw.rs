@@ -1,8 +1,8 @@
 //! StableAdamW.
 
 use super::{
-    super::{Measure, Number},
-    Factors, Update, WithMoments, power,
+    super::{CannotAccumulate, Measure, MicroBatch, MomentDecay, Number},
+    AdaptiveRule, Factors, Update, WithMoments, power,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -46,11 +46,25 @@ impl StableAdamW {
         }
     }
 
-    /// The rule of step number `time`. Without the mean of the measure, the learning rate is not
-    /// lowered.
-    pub fn rule(&self, lr: f64, time: usize, mean: Option<f32>) -> WithMoments<Decayed> {
-        let root_mean_square = mean.map_or(1.0, |mean| f64::from(mean).sqrt());
-        let lr = lr / root_mean_square.max(1.0);
+    /// Factors that include the bias correction: the first moments are the gradient and its square.
+    fn factors(&self, time: usize) -> Factors {
+        let debiased = |beta: f64| {
+            let power = power(beta, time);
+            (power - beta) / (power - 1.0)
+        };
+        Factors::new(debiased(self.beta_1), debiased(self.beta_2))
+    }
+}
+
+impl AdaptiveRule for StableAdamW {
+    type Update = Decayed;
+
+    fn lr(&self, lr: f64, time: usize, mean: impl FnOnce(Surprise) -> f32) -> f64 {
+        let root_mean_square = f64::from(mean(self.measure(time))).sqrt();
+        lr / root_mean_square.max(1.0)
+    }
+
+    fn rule(&self, lr: f64, time: usize, _: MicroBatch) -> WithMoments<Decayed> {
         WithMoments {
             factors: self.factors(time),
             update: Decayed {
@@ -61,13 +75,15 @@ impl StableAdamW {
         }
     }
 
-    /// Factors that include the bias correction: the first moments are the gradient and its square.
-    fn factors(&self, time: usize) -> Factors {
-        let debiased = |beta: f64| {
-            let power = power(beta, time);
-            (power - beta) / (power - 1.0)
-        };
-        Factors::new(debiased(self.beta_1), debiased(self.beta_2))
+    fn kept_shares(&self) -> [(&'static str, f64); 2] {
+        [
+            ("StableAdamW: beta_1", self.beta_1),
+            ("StableAdamW: beta_2", self.beta_2),
+        ]
+    }
+
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        decay.steps_with_gradient("StableAdamW")
     }
 }
 

@@ -22,12 +22,13 @@ use lean_arithmetic::{
 
 use self::{
     clipping::{clip_units, scaled},
-    norm::{SquaredNorms, is_finite, squared_norm, widened},
+    norm::{SquaredNorms, is_finite, squared_norm},
     record::Averages,
 };
 use crate::{error::ReleaseError, util::lock::lock};
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub(super) use norm::widened;
 pub use record::GradientRecord;
 pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
 

@@ -75,7 +75,9 @@ pub(crate) fn squared_norm<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Te
 }
 
 /// The tensor in 32 bits at least.
-pub(super) fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+pub(in crate::optimizer) fn widened<B: Backend, const D: usize>(
+    tensor: Tensor<B, D>,
+) -> Tensor<B, D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
         _ => tensor,

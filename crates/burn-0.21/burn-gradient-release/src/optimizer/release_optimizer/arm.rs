@@ -33,10 +33,6 @@ where
     ///
     /// Arming again before a backward replaces the rate, also for forward passes that have already
     /// run. Clones of the model keep the values they have.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
     pub fn arm(&mut self, lr: LearningRate, model: M) -> M {
         expect(self.try_arm(lr, model))
     }
@@ -95,11 +91,6 @@ where
     /// assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 2);
     /// # let _ = model;
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that
-    /// [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
     pub fn arm_accumulated(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
         expect(self.try_arm_accumulated(lr, model, grads))
     }
@@ -263,10 +254,6 @@ where
 
     /// Takes the arming back: the model is an ordinary one again, and a forward pass that has
     /// already run gives ordinary gradients. Gradients it was armed with are dropped.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns.
     pub fn disarm(&mut self, model: M) -> M {
         expect(self.try_disarm(model))
     }

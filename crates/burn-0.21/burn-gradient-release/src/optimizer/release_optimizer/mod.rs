@@ -91,6 +91,10 @@ where
 /// assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 2);
 /// # let _ = model;
 /// ```
+///
+/// # Panics
+///
+/// A method with a `try_` twin panics with the text of the [`ReleaseError`] that the twin returns.
 pub struct ReleaseOptimizer<O, M, B>
 where
     O: SimpleOptimizer<B::InnerBackend>,
@@ -359,10 +363,6 @@ where
 
     /// Finishes the step: promotes the parameters that backward has stepped, applies the ordinary
     /// step to the others that have a gradient, and disarms.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`ReleaseOptimizer::try_step`] returns.
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         expect(self.try_step(lr, module, grads))
     }
@@ -371,9 +371,6 @@ where
         expect(self.try_step_multi(lr, module, grads))
     }
 
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`ReleaseOptimizer::try_to_record`] returns.
     fn to_record(&self) -> Self::Record {
         expect(self.try_to_record())
     }
