@@ -55,7 +55,8 @@ pub trait InOnePass {
     /// [`init`](Lean::init) gives the clipping of the configuration to Burn's adaptor, as Burn's
     /// `init` does, for groups of parameters to see. Burn clips in the gradient's type and with
     /// temporaries: by norm one as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips in
-    /// the pass, without them, but groups neither inherit nor replace that.
+    /// the type of the step, by value in the pass and by norm as Burn does; groups neither inherit
+    /// nor replace that.
     ///
     /// # Panics
     ///
@@ -84,7 +85,8 @@ pub trait InOnePass {
 pub trait Lean: Clone {
     /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
     /// it: clipping is the adaptor's, in the type of the gradient. In f16, a norm from 256 on
-    /// overflows, and nothing moves: `OptimizerAdaptor::from` of the optimizer clips in f32.
+    /// overflows, and nothing moves: `OptimizerAdaptor::from` of the optimizer clips in the type of
+    /// the step.
     fn init<B, M>(mut self) -> OptimizerAdaptor<Self, M, B>
     where
         B: AutodiffBackend,
