@@ -1,7 +1,7 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
 use burn::tensor::{DType, ElementConversion, Tensor};
-use lean_arithmetic::optim::{Measure, Number, Rule};
+use lean_arithmetic::optim::{Measure, Rule};
 
 use crate::{
     LeanBackend,
