@@ -1,8 +1,5 @@
 /// The methods of `Backend` but for `name`, which a decorator has of its own: each forwarded to the
-/// backend below.
-///
-/// The names it uses have to be in scope: `DType`, `DTypeUsageSet`, `ExecutionError`,
-/// `TensorData`.
+/// backend below. [`names!`](crate::names) imports the names it uses.
 #[macro_export]
 macro_rules! backend_methods {
     ($below:ty) => {

@@ -28,13 +28,14 @@
 //! | `[Option FloatTensor]`, `[Vec FloatTensor]` | an option, a list of them |
 //! | `[FloatTensor, IntTensor]` | a pair |
 //! | `Device` | `&Device<Self>` |
-//! | `Shape` | as it is; the caller has it in scope |
+//! | `Shape` | as it is |
 //! | `(&[usize])` | what is between the parentheses |
 //!
-//! [`signature_type!`] makes the type in Burn of the one in the table, [`map_output!`] takes an output
-//! apart, and [`backend_methods!`] forwards the methods of `Backend`. A decorator that keeps the
-//! tensors of the backend below forwards a method of a table by [`same_tensors_method!`], and what is
-//! in no table by [`same_tensors_float_rest!`] and its like.
+//! [`names!`] imports the types, [`signature_type!`] makes the type in Burn of the one in the
+//! table, [`map_output!`] takes an output apart, and [`backend_methods!`] forwards the methods of
+//! `Backend`. A decorator that keeps the tensors of the backend below forwards a method of a table
+//! by [`same_tensors_method!`], and what is in no table by [`same_tensors_float_rest!`] and its
+//! like.
 #![forbid(unsafe_code)]
 
 mod activation;

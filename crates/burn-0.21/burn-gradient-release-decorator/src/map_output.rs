@@ -5,7 +5,7 @@
 /// `path::of::the::macro!(with FloatTensor, tensor)` for each float tensor of the output, and so
 /// for tensors of the other kinds. What contains no tensor is handed to the macro as it is.
 ///
-/// The names it uses have to be in scope, as for [`signature_type!`](crate::signature_type).
+/// [`names!`](crate::names) imports the names it uses.
 ///
 /// ```
 /// macro_rules! twice {

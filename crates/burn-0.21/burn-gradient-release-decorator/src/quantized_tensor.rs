@@ -1,7 +1,8 @@
 /// The methods of `QTensorOps`: the operations on quantized tensors.
 ///
 /// Left out for their types: `quantize`, `q_into_data`, `q_device` and `q_is_require_grad`.
-/// [`same_tensors_quantized_rest!`](crate::same_tensors_quantized_rest) forwards them.
+/// [`same_tensors_quantize!`](crate::same_tensors_quantize) and
+/// [`same_tensors_quantized_rest!`](crate::same_tensors_quantized_rest) forward them.
 #[macro_export]
 macro_rules! quantized_tensor_ops {
     ($forward:ident) => {

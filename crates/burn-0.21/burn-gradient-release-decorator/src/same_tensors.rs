@@ -1,11 +1,12 @@
 //! For decorators whose tensors are those of the backend below.
 //!
-//! The names that the macros use have to be in scope, as for
-//! [`signature_type!`](crate::signature_type).
+//! [`names!`](crate::names) imports the names that the macros use.
 
 /// A method of a table, which runs on the backend below.
 ///
 /// ```ignore
+/// burn_gradient_release_decorator::names!();
+///
 /// macro_rules! forward {
 ///     ($($name:ident $arguments:tt -> $output:tt;)*) => {
 ///         $(burn_gradient_release_decorator::same_tensors_method!(B, $name $arguments -> $output);)*
@@ -123,10 +124,9 @@ macro_rules! same_tensors_bool_rest {
     };
 }
 
-/// The methods of `QTensorOps` that are not in
-/// [`quantized_tensor_ops!`](crate::quantized_tensor_ops), each forwarded to the backend below.
+/// `quantize` of `QTensorOps`, forwarded to the backend below.
 #[macro_export]
-macro_rules! same_tensors_quantized_rest {
+macro_rules! same_tensors_quantize {
     ($below:ty) => {
         fn quantize(
             tensor: FloatTensor<Self>,
@@ -136,7 +136,14 @@ macro_rules! same_tensors_quantized_rest {
             let scales = qparams.scales;
             <$below>::quantize(tensor, scheme, QuantizationParametersPrimitive { scales })
         }
+    };
+}
 
+/// The methods of `QTensorOps` on quantized tensors that are not in
+/// [`quantized_tensor_ops!`](crate::quantized_tensor_ops), each forwarded to the backend below.
+#[macro_export]
+macro_rules! same_tensors_quantized_rest {
+    ($below:ty) => {
         fn q_into_data(
             tensor: QuantizedTensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {

@@ -1,7 +1,6 @@
 /// The type in Burn of a type in the tables; see the [crate](crate#types).
 ///
-/// The names it uses have to be in scope: `FloatTensor` and its like, `Device`,
-/// `TensorPrimitive`.
+/// [`names!`](crate::names) imports the names it uses.
 #[macro_export]
 macro_rules! signature_type {
     (FloatTensor) => { FloatTensor<Self> };
@@ -22,4 +21,30 @@ macro_rules! signature_type {
     };
     (($($type:tt)*)) => { $($type)* };
     ($type:tt) => { $type };
+}
+
+/// Imports the traits of a backend's operations, and the types in their signatures.
+#[macro_export]
+macro_rules! names {
+    () => {
+        // Not every decorator needs all of them.
+        #[allow(unused_imports)]
+        use {
+            burn::tensor::{
+                BoolDType, DType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar,
+                Shape, Slice, TensorData, TensorPrimitive,
+                backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError},
+                ops::{
+                    ActivationOps, AttentionModuleOptions, BoolTensor, BoolTensorOps, ConvOptions,
+                    ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, Device,
+                    FloatTensor, FloatTensorOps, GridSampleOptions, IntTensor, IntTensorOps,
+                    InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward,
+                    MaxPool2dWithIndices, ModuleOps, QTensorOps, QuantizedTensor, TransactionOps,
+                    TransactionPrimitive, TransactionPrimitiveData, UnfoldOptions,
+                },
+                quantization::{QuantScheme, QuantizationParametersPrimitive},
+            },
+            std::ops::Range,
+        };
+    };
 }

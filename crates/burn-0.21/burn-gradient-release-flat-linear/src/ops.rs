@@ -2,24 +2,11 @@
 
 #![deny(clippy::missing_trait_methods)]
 
-use std::ops::Range;
-
-use burn::tensor::{
-    BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-    TensorData, TensorMetadata, TensorPrimitive,
-    backend::{Backend, ExecutionError},
-    ops::{
-        ActivationOps, AttentionModuleOptions, BoolTensor, BoolTensorOps, ConvOptions,
-        ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, Device, FloatTensor,
-        FloatTensorOps, GridSampleOptions, IntTensor, IntTensorOps, InterpolateOptions,
-        MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
-        ModuleOps, QTensorOps, QuantizedTensor, TransactionOps, TransactionPrimitive,
-        TransactionPrimitiveData, UnfoldOptions,
-    },
-    quantization::{QuantScheme, QuantizationParametersPrimitive},
-};
+use burn::tensor::TensorMetadata;
 
 use crate::FlatLinear;
+
+burn_gradient_release_decorator::names!();
 
 /// Makes a method of each operation in a table, which runs it on the backend below.
 macro_rules! forward {
@@ -78,6 +65,7 @@ impl<B: Backend> BoolTensorOps<Self> for FlatLinear<B> {
 
 impl<B: Backend> QTensorOps<Self> for FlatLinear<B> {
     burn_gradient_release_decorator::quantized_tensor_ops!(forward);
+    burn_gradient_release_decorator::same_tensors_quantize!(B);
     burn_gradient_release_decorator::same_tensors_quantized_rest!(B);
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::{
     ops::{FloatTensor, IntTensor},
 };
 
-use lean_arithmetic::optim::{Measure, Noise, Rule};
+use lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
 
 use crate::moment::{Format, Moment};
 
@@ -48,12 +48,6 @@ pub trait LeanBackend: Backend {
         let _ = (measure, operands);
         unreachable!("`has_pass` is false")
     }
-
-    /// The sum of the squares of all elements in 32 bits, `[1]`, for the norm of a gradient. By
-    /// default it is computed as Burn computes it.
-    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::float_sum(Self::float_powi_scalar(tensor, 2.into()))
-    }
 }
 
 /// The types of the operands of a step.
@@ -92,7 +86,7 @@ pub struct Operands<B: Backend, const N: usize> {
     /// Its gradient, of the same shape.
     pub grad: FloatTensor<B>,
     /// The clipping of the gradient before the step.
-    pub clip: Clip<B>,
+    pub clip: Clip,
     /// The states.
     pub states: States<B, N>,
     /// The noise that states in 8 bits are rounded with, those that it is [for](Noise::rounds).
@@ -115,17 +109,6 @@ pub struct Stepped<B: Backend, const N: usize> {
     pub weight: FloatTensor<B>,
     /// The states.
     pub states: [Moment<B>; N],
-}
-
-/// Clipping of a gradient.
-#[derive(Clone, Debug)]
-pub enum Clip<B: Backend> {
-    /// No clipping.
-    None,
-    /// Each element to at most this magnitude.
-    Value(f32),
-    /// The whole by this factor, a tensor of one element.
-    Factor(FloatTensor<B>),
 }
 
 impl<B: Backend, const N: usize> Operands<B, N> {
@@ -153,11 +136,7 @@ impl<B: Backend, const N: usize> Operands<B, N> {
         Operands {
             weight: float(self.weight),
             grad: float(self.grad),
-            clip: match self.clip {
-                Clip::None => Clip::None,
-                Clip::Value(threshold) => Clip::Value(threshold),
-                Clip::Factor(factor) => Clip::Factor(float(factor)),
-            },
+            clip: self.clip,
             states: match self.states {
                 States::New(formats) => States::New(formats),
                 States::Old(states) => {
@@ -174,7 +153,7 @@ impl<B: Backend, const N: usize> Clone for Operands<B, N> {
         Self {
             weight: self.weight.clone(),
             grad: self.grad.clone(),
-            clip: self.clip.clone(),
+            clip: self.clip,
             states: match &self.states {
                 States::New(formats) => States::New(*formats),
                 States::Old(states) => States::Old(states.clone()),

@@ -1,7 +1,5 @@
 //! Weights in bf16, stepped in 32 bits.
 
-use std::fmt;
-
 use burn::{
     module::AutodiffModule,
     optim::{LearningRate, SimpleOptimizer, adaptor::OptimizerAdaptor},
@@ -12,7 +10,6 @@ use burn::{
     },
 };
 use lean_arithmetic::optim::{Noise, Split};
-use serde::{Deserialize, Serialize};
 
 use crate::{RoundToBf16, moment::from_float};
 
@@ -170,71 +167,32 @@ impl<B: RoundToBf16> Rounding<B> for MasterWeights {
 }
 
 /// State of [`Bf16Weights`].
-pub struct Bf16State<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
+#[derive(Clone, Debug)]
+pub struct Bf16State<T, B: Backend> {
     /// Number of steps taken.
     pub time: usize,
     /// State of the optimizer in 32 bits.
-    pub optimizer: Option<O::State<D>>,
+    pub optimizer: Option<T>,
     /// The lower halves that [`MasterWeights`] keeps.
     pub low: Option<LowerHalves<B>>,
 }
 
-impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Clone for Bf16State<O, B, D> {
-    fn clone(&self) -> Self {
-        Self {
-            time: self.time,
-            optimizer: self.optimizer.clone(),
-            low: self.low.clone(),
-        }
-    }
-}
-
-impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> fmt::Debug for Bf16State<O, B, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bf16State")
-            .field("time", &self.time)
-            .field("low", &self.low)
-            .finish_non_exhaustive()
-    }
-}
-
-/// [`Bf16State`] as it is saved.
-#[derive(Serialize, Deserialize, Clone)]
-#[serde(bound = "")]
-#[expect(missing_debug_implementations, reason = "Burn's items have none")]
-pub struct Bf16Item<O, B, S, const D: usize>
-where
-    O: SimpleOptimizer<B>,
-    B: Backend,
-    S: PrecisionSettings,
-{
-    time: usize,
-    optimizer: Option<<O::State<D> as Record<B>>::Item<S>>,
-    low: Option<TensorData>,
-}
-
-impl<O, B, const D: usize> Record<B> for Bf16State<O, B, D>
-where
-    O: SimpleOptimizer<B>,
-    B: Backend,
-{
-    type Item<S: PrecisionSettings> = Bf16Item<O, B, S, D>;
+impl<B: Backend, T: Record<B>> Record<B> for Bf16State<T, B> {
+    type Item<S: PrecisionSettings> = (usize, Option<T::Item<S>>, Option<TensorData>);
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
-        Bf16Item {
-            time: self.time,
-            optimizer: self.optimizer.map(Record::into_item),
-            low: self.low.map(Tensor::into_data),
-        }
+        let optimizer = self.optimizer.map(Record::into_item);
+        (self.time, optimizer, self.low.map(Tensor::into_data))
     }
 
-    fn from_item<S: PrecisionSettings>(item: Self::Item<S>, device: &B::Device) -> Self {
+    fn from_item<S: PrecisionSettings>(
+        (time, optimizer, low): Self::Item<S>,
+        device: &B::Device,
+    ) -> Self {
         Self {
-            time: item.time,
-            optimizer: item.optimizer.map(|state| Record::from_item(state, device)),
-            low: item
-                .low
-                .map(|low| Tensor::from_data(low, (device, DType::I32))),
+            time,
+            optimizer: optimizer.map(|state| T::from_item(state, device)),
+            low: low.map(|low| Tensor::from_data(low, (device, DType::I32))),
         }
     }
 }
@@ -245,7 +203,7 @@ where
     R: Rounding<B>,
     B: Backend,
 {
-    type State<const D: usize> = Bf16State<O, B, D>;
+    type State<const D: usize> = Bf16State<O::State<D>, B>;
 
     /// # Panics
     ///
@@ -255,8 +213,8 @@ where
         lr: LearningRate,
         tensor: Tensor<B, D>,
         grad: Tensor<B, D>,
-        state: Option<Bf16State<O, B, D>>,
-    ) -> (Tensor<B, D>, Option<Bf16State<O, B, D>>) {
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<B, D>, Option<Self::State<D>>) {
         let dtype = tensor.dtype();
         assert!(
             dtype == DType::BF16,
@@ -282,10 +240,7 @@ where
         )
     }
 
-    fn to_device<const D: usize>(
-        state: Bf16State<O, B, D>,
-        device: &B::Device,
-    ) -> Bf16State<O, B, D> {
+    fn to_device<const D: usize>(state: Self::State<D>, device: &B::Device) -> Self::State<D> {
         Bf16State {
             time: state.time,
             optimizer: state.optimizer.map(|state| O::to_device(state, device)),

@@ -29,8 +29,4 @@ impl<B: LeanBackend> LeanBackend for FlatLinear<B> {
         let operands = operands.clone().map::<B>(|tensor| tensor, |tensor| tensor);
         B::mean_in_place(measure, &operands)
     }
-
-    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::sum_of_squares(tensor)
-    }
 }

@@ -3,14 +3,14 @@
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use lean_arithmetic::optim::{
-    Clip as HostClip, Measure, Noise, Rule, Split,
+    Measure, Noise, Rule, Split,
     host::{self, Buffer, Source},
     words,
 };
 
 use crate::{
     LeanBackend, RoundToBf16,
-    backend::{Clip, Operands, States, Stepped, Types},
+    backend::{Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
 
@@ -33,7 +33,7 @@ impl LeanBackend for Flex {
         let shape = operands.weight.layout().shape().clone();
         let mut weight = in_order(operands.weight);
         let grad = in_order(operands.grad);
-        let (clip, noise) = (on_host(operands.clip), operands.noise);
+        let (clip, noise) = (operands.clip, operands.noise);
         let (fresh, mut states) = match operands.states {
             States::New(formats) => (true, formats.map(|format| empty(format, &shape))),
             States::Old(states) => (false, states.map(contiguous)),
@@ -49,7 +49,6 @@ impl LeanBackend for Flex {
         operands: &Operands<Self, N>,
     ) -> FlexTensor {
         let grad = operands.grad.to_contiguous();
-        let clip = on_host(operands.clip.clone());
         let states = match &operands.states {
             States::New(_) => None,
             States::Old(states) => Some(states.clone().map(contiguous)),
@@ -57,7 +56,7 @@ impl LeanBackend for Flex {
         let sources = states
             .as_ref()
             .map(|states| states.each_ref().map(source_of));
-        let mean = host::mean(measure, clip, grad.storage(), sources);
+        let mean = host::mean(measure, operands.clip, grad.storage(), sources);
         FlexTensor::from_data(TensorData::from([mean]))
     }
 }
@@ -112,15 +111,6 @@ fn source_of(state: &Moment<Flex>) -> Source<'_> {
             dtype => unreachable!("{dtype:?} was declined"),
         },
         Moment::EightBit(blocks) => Source::of_words(blocks.words.storage(), blocks.kind),
-    }
-}
-
-/// The clipping with its factor on the host, where Flex computes it.
-fn on_host(clip: Clip<Flex>) -> HostClip {
-    match clip {
-        Clip::None => HostClip::None,
-        Clip::Value(threshold) => HostClip::Value(threshold),
-        Clip::Factor(factor) => HostClip::Factor(factor.to_contiguous().storage::<f32>()[0]),
     }
 }
 

@@ -31,10 +31,10 @@ mod settings;
 mod step;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
-pub use backend::{Clip, LeanBackend, Operands, RoundToBf16, States, Stepped, Types};
+pub use backend::{LeanBackend, Operands, RoundToBf16, States, Stepped, Types};
 pub use bf16::{Bf16State, Bf16Weights, LowerHalves, MasterWeights, Rounding, Stochastic};
 pub use lean_arithmetic::optim::{
-    CannotAccumulate, Kind, Measure, MomentDecay, Noise, Number, Rule,
+    CannotAccumulate, Clip, Kind, Measure, MomentDecay, Noise, Number, Rule,
 };
 pub use moment::{EightBit, Format, Moment, MomentItem};
 pub use optim::*;

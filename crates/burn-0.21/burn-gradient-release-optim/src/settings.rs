@@ -7,12 +7,13 @@ use burn::{
     tensor::{DType, Shape, Tensor},
 };
 use lean_arithmetic::optim::{
-    Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, assert_shape, expect_threshold,
+    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, assert_shape,
+    expect_threshold,
 };
 
 use crate::{
     LeanBackend,
-    backend::{Clip, Operands, States, Stepped},
+    backend::{Operands, States, Stepped},
     moment::{Format, Moment, from_float, wide},
     step::step,
 };
@@ -142,14 +143,14 @@ impl Settings {
                 }))
             }
         };
-        let clip = match &self.clipping {
-            None => Clip::None,
-            Some(GradientClipping::Value(threshold)) => Clip::Value(*threshold),
-            Some(GradientClipping::Norm(threshold)) => Clip::Factor(
-                clip_factor(grad.clone(), *threshold)
-                    .into_primitive()
-                    .tensor(),
-            ),
+        let (grad, clip) = match &self.clipping {
+            None => (grad, Clip::None),
+            Some(GradientClipping::Value(threshold)) => (grad, Clip::Value(*threshold)),
+            // As on Burn 0.22: squares of a gradient in half precision would overflow.
+            Some(by_norm) => {
+                let clipped = by_norm.clip_gradient(grad.cast(wide(dtype)));
+                (clipped.cast(dtype), Clip::None)
+            }
         };
         Operands {
             weight: weight.into_primitive().tensor(),
@@ -176,18 +177,4 @@ pub(crate) fn checked_clipping(
         expect_threshold(threshold);
     }
     config
-}
-
-/// The factor of Burn's `GradientClipping::Norm`, computed as there.
-fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f32) -> Tensor<B, 1> {
-    let dtype = grad.dtype().finfo();
-    let least = dtype
-        .unwrap_or(burn::tensor::FloatDType::F32.finfo())
-        .min_positive;
-    let squares: Tensor<B, 1> = match grad.dtype() {
-        DType::F32 => from_float(B::sum_of_squares(grad.into_primitive().tensor())),
-        _ => grad.square().sum(),
-    };
-    let norm = squares.sqrt();
-    (threshold / norm.add_scalar(least)).clamp_max(1.0)
 }

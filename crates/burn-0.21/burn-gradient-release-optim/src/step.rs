@@ -1,11 +1,11 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
 use burn::tensor::{DType, ElementConversion, Tensor};
-use lean_arithmetic::optim::{Measure, Number, Rule};
+use lean_arithmetic::optim::{Measure, Rule};
 
 use crate::{
     LeanBackend,
-    backend::{Clip, Operands, States, Stepped},
+    backend::{Operands, States, Stepped},
     moment::{Format, Moment, from_float},
     number::Whole,
 };
@@ -31,15 +31,14 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
         let mean: Tensor<B, 1> = from_float(B::mean_in_place(measure, operands));
         return mean.into_scalar().elem();
     }
-    let grad: Tensor<B, D> = clipped(from_float(operands.grad.clone()), operands.clip.clone());
+    let grad: Tensor<B, D> = from_float(operands.grad.clone());
+    let dtype = grad.dtype();
+    let grad = operands.clip.clip(Whole(grad));
     let states = match &operands.states {
         States::New(_) => None,
-        States::Old(states) => {
-            let dtype = grad.dtype();
-            Some(states.clone().map(|state| Whole(floats(state, dtype))))
-        }
+        States::Old(states) => Some(states.clone().map(|state| Whole(floats(state, dtype)))),
     };
-    let Whole(measured) = measure.measure(Whole(grad), states);
+    let Whole(measured) = measure.measure(grad, states);
     // As in the pass, where the least of a measure takes its place.
     let is_nan = measured.clone().is_nan();
     measured.mask_fill(is_nan, 0.0).mean().into_scalar().elem()
@@ -51,9 +50,9 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     operands: Operands<B, N>,
 ) -> Stepped<B, N> {
     let weight: Tensor<B, D> = from_float(operands.weight);
-    let grad = clipped(from_float(operands.grad), operands.clip);
     let dtype = weight.dtype();
-    let (weight, grad) = (Whole(weight), Whole(grad));
+    let weight = Whole(weight);
+    let grad = operands.clip.clip(Whole(from_float(operands.grad)));
     let (formats, states) = match operands.states {
         States::New(formats) => (formats, None),
         States::Old(states) => {
@@ -87,16 +86,4 @@ fn floats<B: LeanBackend, const D: usize>(state: Moment<B>, dtype: DType) -> Ten
         blocks @ Moment::EightBit(_) => blocks.to_tensor(),
     };
     floats.cast(dtype)
-}
-
-/// A gradient after clipping, with Burn's operations.
-pub(crate) fn clipped<B: LeanBackend, const D: usize>(
-    grad: Tensor<B, D>,
-    clip: Clip<B>,
-) -> Tensor<B, D> {
-    match clip {
-        Clip::None => grad,
-        Clip::Value(threshold) => Whole(grad).clip_by_value(threshold.into()).0,
-        Clip::Factor(factor) => grad.mul(from_float::<B, 1>(factor).unsqueeze()),
-    }
 }

@@ -30,7 +30,7 @@ use noise::FRACTIONS;
 pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
 pub use powers::{BLOCK, LEAST_SCALE, WORDS, pack, unpack, words};
-pub use rule::{Measure, MomentsAlone, Rule, Squares};
+pub use rule::{Measure, MomentsAlone, Rule};
 pub use storage::{Kind, Moments, Storage};
 
 pub use crate::settings::expect_threshold;

@@ -125,8 +125,6 @@ pub enum Clip {
     None,
     /// Clips each element to at most this magnitude.
     Value(f32),
-    /// Multiplies the gradient by this factor.
-    Factor(f32),
 }
 
 impl Clip {
@@ -136,7 +134,6 @@ impl Clip {
         match self {
             Self::None => grad,
             Self::Value(threshold) => grad.clip_by_value(threshold.into()),
-            Self::Factor(factor) => grad.mul_scalar(factor.into()),
         }
     }
 }

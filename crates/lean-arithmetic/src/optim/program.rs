@@ -10,7 +10,7 @@ use std::{
     rc::Rc,
 };
 
-use super::{Measure, Number, Rule};
+use super::{Clip, Measure, Number, Rule};
 
 /// An operation on values. Values are numbered: the inputs first, then the result of each
 /// operation.
@@ -49,29 +49,18 @@ pub struct Program {
     pub results: Vec<usize>,
 }
 
-/// The clipping of a gradient.
-#[derive(Clone, Copy, Debug)]
-pub enum Clipping {
-    /// No clipping.
-    None,
-    /// Clips each element to at most this magnitude.
-    Value(f32),
-    /// Multiplies by a factor in a tensor, which is the input after the gradient.
-    Factor,
-}
-
 impl Program {
     /// Traces the step of a rule, and returns its scalars as well. Inputs are the weight, the
     /// gradient and, unless it is the `first` step, the states; results are the new weight and
     /// states.
     pub fn of_rule<R: Rule<N>, const N: usize>(
         rule: &R,
-        clipping: Clipping,
+        clip: Clip,
         first: bool,
     ) -> (Self, Vec<f32>) {
         let trace = Trace::default();
         let weight = trace.input();
-        let (grad, states) = trace.operands(clipping, first);
+        let (grad, states) = trace.operands(clip, first);
         let (weight, states) = rule.step(weight, grad, states);
         trace.finish([weight].into_iter().chain(states))
     }
@@ -80,11 +69,11 @@ impl Program {
     /// the `first` step, the states; the result is one number.
     pub fn of_measure<M: Measure<N>, const N: usize>(
         measure: &M,
-        clipping: Clipping,
+        clip: Clip,
         first: bool,
     ) -> (Self, Vec<f32>) {
         let trace = Trace::default();
-        let (grad, states) = trace.operands(clipping, first);
+        let (grad, states) = trace.operands(clip, first);
         trace.finish([measure.measure(grad, states)])
     }
 }
@@ -110,20 +99,10 @@ impl Trace {
     }
 
     /// Adds the gradient and the states as inputs. Returns the gradient after clipping.
-    fn operands<const N: usize>(
-        &self,
-        clipping: Clipping,
-        first: bool,
-    ) -> (Traced, Option<[Traced; N]>) {
+    fn operands<const N: usize>(&self, clip: Clip, first: bool) -> (Traced, Option<[Traced; N]>) {
         let grad = self.input();
-        let factor = matches!(clipping, Clipping::Factor).then(|| self.input());
         let states = (!first).then(|| [(); N].map(|()| self.input()));
-        let grad = match (clipping, factor) {
-            (Clipping::Value(threshold), _) => grad.clip_by_value(threshold.into()),
-            (_, Some(factor)) => grad * factor,
-            (_, None) => grad,
-        };
-        (grad, states)
+        (clip.clip(grad), states)
     }
 
     fn value(&self, value: usize) -> Traced {
@@ -279,20 +258,21 @@ mod tests {
             lr: 0.1,
             decay: 0.9,
         };
-        let (program, scalars) = Program::of_rule(&rule, Clipping::Factor, false);
-        // 0 to 3 are the weight, the gradient, the factor and the velocity.
+        let (program, scalars) = Program::of_rule(&rule, Clip::Value(0.5), false);
+        // 0 to 2 are the weight, the gradient and the velocity.
         let operations = [
-            Operation::Mul(1, 2),
-            Operation::Add(3, 4),
             Operation::Scalar(0),
-            Operation::Mul(5, 6),
+            Operation::Clip(1, 3),
+            Operation::Add(2, 4),
             Operation::Scalar(1),
+            Operation::Mul(5, 6),
+            Operation::Scalar(2),
             Operation::Mul(0, 8),
             Operation::Sub(9, 7),
         ];
         assert_eq!(program.operations, operations);
         assert_eq!(program.results, [10, 5]);
-        assert_eq!(scalars, [0.1, 0.9]);
+        assert_eq!(scalars, [0.5, 0.1, 0.9]);
     }
 
     /// Otherwise the kernel would be compiled in every step.
@@ -300,14 +280,14 @@ mod tests {
     fn a_program_does_not_depend_on_scalars() {
         let program = |lr, decay, threshold| {
             let rule = Descent { lr, decay };
-            Program::of_rule(&rule, Clipping::Value(threshold), false).0
+            Program::of_rule(&rule, Clip::Value(threshold), false).0
         };
         assert_eq!(program(0.1, 0.9, 1.0), program(0.9, 0.9, 0.9));
         let rule = Descent {
             lr: 0.1,
             decay: 0.9,
         };
-        let first = Program::of_rule(&rule, Clipping::Value(1.0), true).0;
+        let first = Program::of_rule(&rule, Clip::Value(1.0), true).0;
         assert_ne!(program(0.1, 0.9, 1.0), first);
     }
 }

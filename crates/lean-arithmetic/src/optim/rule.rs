@@ -22,17 +22,6 @@ pub trait Measure<const N: usize>: Copy + Send + Sync + 'static {
     fn measure<T: Number>(&self, grad: T, states: Option<[T; N]>) -> T;
 }
 
-/// The square of the gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct Squares;
-
-impl Measure<0> for Squares {
-    #[inline(always)]
-    fn measure<T: Number>(&self, grad: T, _: Option<[T; 0]>) -> T {
-        grad.square()
-    }
-}
-
 /// A rule that updates the states of the rule inside, and leaves the weight unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentsAlone<R>(pub R);

@@ -2,6 +2,7 @@
 
 use burn::tensor::DType;
 use burn_gradient_release::{AdaptiveClippingConfig, LossScalerConfig};
+use burn_gradient_release_optim::InOnePass;
 
 use crate::harness::prelude::*;
 
@@ -59,7 +60,7 @@ fn adaptive_clipping_is_right() {
     }
 }
 
-/// Burn's clipping of each gradient: of an optimizer, armed or not, and of a group.
+/// Burn's clipping of each gradient: of an optimizer, armed or not, of one in one pass, and of a group.
 #[test]
 fn clipping_of_one_gradient_is_right() {
     let clipping = Some(GradientClippingConfig::Norm(1.0));
@@ -75,7 +76,10 @@ fn clipping_of_one_gradient_is_right() {
         let options = GroupOptions::new().with_grad_clipping(clipping.clone().unwrap().init());
         let mut of_group = sgd().with_group(ParamGroup::all(), options);
         let in_group = armed_step(1.0, zeros(), &mut of_group, loss);
-        for stepped in [armed, ordinary, in_group] {
+        let config = SgdConfig::new().with_gradient_clipping(clipping.clone());
+        let in_pass: OptimizerAdaptor<_, Vector<R>, R> = OptimizerAdaptor::from(config.in_one_pass());
+        let in_pass = armed_step(1.0, zeros(), &mut in_pass.with_gradient_release(), loss);
+        for stepped in [armed, ordinary, in_pass, in_group] {
             // The norm is 2400.
             assert_eq!(numbers(stepped.weight.val()), [-0.125; 64], "{dtype:?}");
         }

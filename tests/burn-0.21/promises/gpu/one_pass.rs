@@ -230,33 +230,6 @@ fn clipping_is_part_of_the_pass() {
     }
 }
 
-/// A fused backend would take the squares for f32.
-#[test]
-fn a_gradient_that_is_not_f32_is_clipped_by_norm() {
-    turn::take::<Inner>();
-    let device = Default::default();
-    let (config, clipping) = (SgdConfig::new(), GradientClippingConfig::Norm(0.5));
-    let lean = config
-        .clone()
-        .with_gradient_clipping(Some(clipping.clone()));
-    for dtype in [DType::F16, DType::BF16, DType::F64] {
-        if !<Inner as Backend>::supports_dtype(&device, dtype) {
-            continue;
-        }
-        let number = |seed| noise::<Inner, 2>(seed, [5, 7], &device).cast(dtype);
-        let (found, _) = lean.in_one_pass().step(1.0, number(1), number(2), None);
-        let grad = clipping.init().clip_gradient(number(2));
-        let (expected, _) = config.build().step(1.0, number(1), grad, None);
-        // One is rounded to the type once more than the other.
-        let difference = (found - expected)
-            .cast(DType::F32)
-            .abs()
-            .max()
-            .into_scalar();
-        assert!(difference < 0.02, "{dtype:?}: {difference}");
-    }
-}
-
 /// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
 #[test]
 fn what_is_shared_keeps_its_numbers() {

@@ -1,30 +1,14 @@
 //! The operations, forwarded to [`Flex`]. A result is on the device that was given, or on that of
 //! the first tensor.
 
-use std::ops::Range;
-
-use burn::{
-    backend::{
-        Flex,
-        flex::{FlexDevice, FlexTensor},
-    },
-    tensor::{
-        BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-        TensorData, TensorPrimitive,
-        backend::ExecutionError,
-        ops::{
-            ActivationOps, AttentionModuleOptions, BoolTensor, BoolTensorOps, ConvOptions,
-            ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, Device, FloatTensor,
-            FloatTensorOps, GridSampleOptions, IntTensor, IntTensorOps, InterpolateOptions,
-            MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
-            ModuleOps, QTensorOps, QuantizedTensor, TransactionOps, TransactionPrimitive,
-            TransactionPrimitiveData, UnfoldOptions,
-        },
-        quantization::{QuantScheme, QuantizationParametersPrimitive},
-    },
+use burn::backend::{
+    Flex,
+    flex::{FlexDevice, FlexTensor},
 };
 
 use crate::backend::{Place, Placed, Several};
+
+burn_gradient_release_decorator::names!();
 
 /// Where the result of an operation is to be.
 #[derive(Default)]

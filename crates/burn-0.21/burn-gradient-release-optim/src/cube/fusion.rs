@@ -18,12 +18,11 @@ use burn_fusion::{
     stream::{Operation, OperationStreams},
 };
 
-use lean_arithmetic::optim::{Measure, Noise, Rule, Split, program::Clipping, words};
+use lean_arithmetic::optim::{Clip, Measure, Noise, Rule, Split, words};
 
-use super::clipping;
 use crate::{
     LeanBackend, RoundToBf16,
-    backend::{Clip, Operands, States, Stepped, Types},
+    backend::{Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
 
@@ -61,13 +60,6 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
         let (form, inputs) = Form::of(operands.clone());
         float_of::<B>("lean_mean", inputs, Shape::new([1]), move |inputs| {
             B::mean_in_place(&measure, &form.operands(inputs))
-        })
-    }
-
-    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let inputs = vec![FloatOrInt::Float(tensor)];
-        float_of::<B>("lean_sum_of_squares", inputs, Shape::new([1]), |inputs| {
-            B::sum_of_squares(float(&mut inputs.into_iter()))
         })
     }
 }
@@ -134,7 +126,7 @@ fn part<B: Backend>(state: Moment<B>) -> FloatOrInt<B> {
 /// The operands without their tensors.
 #[derive(Clone)]
 struct Form<const N: usize> {
-    clipping: Clipping,
+    clip: Clip,
     shape: Shape,
     formats: [Format; N],
     /// Whether there are no states yet.
@@ -146,12 +138,10 @@ impl<const N: usize> Form<N> {
     /// The form, and the tensors in their order.
     fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<FloatOrInt<B>>) {
         let shape = operands.weight.shape();
-        let (clipping, factor) = clipping(operands.clip);
         let mut tensors = vec![
             FloatOrInt::Float(operands.weight),
             FloatOrInt::Float(operands.grad),
         ];
-        tensors.extend(factor.map(FloatOrInt::Float));
         let (first, formats) = match operands.states {
             States::New(formats) => (true, formats),
             States::Old(states) => {
@@ -161,7 +151,7 @@ impl<const N: usize> Form<N> {
             }
         };
         let form = Self {
-            clipping,
+            clip: operands.clip,
             shape,
             formats,
             first,
@@ -176,11 +166,7 @@ impl<const N: usize> Form<N> {
         Operands {
             weight: float(&mut parts),
             grad: float(&mut parts),
-            clip: match self.clipping {
-                Clipping::None => Clip::None,
-                Clipping::Value(threshold) => Clip::Value(threshold),
-                Clipping::Factor => Clip::Factor(float(&mut parts)),
-            },
+            clip: self.clip,
             states: match self.first {
                 true => States::New(self.formats),
                 false => States::Old(self.states(&mut parts)),

@@ -14,18 +14,17 @@ use burn_cubecl::{
 };
 
 use lean_arithmetic::optim::{
-    Measure, Noise, Rule, Split, Squares,
+    Measure, Noise, Rule, Split,
     cube::{
         Pass,
         cubecl_0_10::{self as kernels, DeviceTensor},
     },
-    program::Clipping,
     words,
 };
 
 use crate::{
     LeanBackend, RoundToBf16,
-    backend::{Clip, Operands, States, Stepped, Types},
+    backend::{Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
 
@@ -49,7 +48,6 @@ where
         rule: &Ru,
         operands: Operands<Self, N>,
     ) -> Stepped<Self, N> {
-        let (clipping, factor) = clipping(operands.clip);
         let weight = writable(operands.weight);
         let (first, states) = match operands.states {
             States::New(formats) => (true, formats.map(|format| empty(format, &weight))),
@@ -58,12 +56,11 @@ where
                 states.map(|state| state.map(&mut writable, &mut writable)),
             ),
         };
-        let pass = Pass::of_rule(rule, clipping, first).rounded(operands.noise);
+        let pass = Pass::of_rule(rule, operands.clip, first).rounded(operands.noise);
         kernels::step(
             pass,
             on_device(&weight),
             on_device(&operands.grad),
-            factor.as_ref().map(on_device),
             of_kernel(&states),
         );
         Stepped { weight, states }
@@ -76,20 +73,14 @@ where
         let Operands {
             grad, clip, states, ..
         } = operands.clone();
-        let (clipping, factor) = clipping(clip);
         let (first, states) = match states {
             States::New(_) => (true, Vec::new()),
             States::Old(states) => (false, Vec::from(states)),
         };
-        let pass = Pass::of_measure(measure, clipping, first);
+        let pass = Pass::of_measure(measure, clip, first);
         let elements = grad.meta.num_elements();
-        let sum = Self::float_sum(parts(pass, &grad, factor.as_ref(), of_kernel(&states)));
+        let sum = Self::float_sum(parts(pass, &grad, of_kernel(&states)));
         Self::float_div_scalar(sum, (elements as f64).into())
-    }
-
-    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let pass = Pass::of_measure(&Squares, Clipping::None, true);
-        Self::float_sum(parts(pass, &tensor, None, kernels::States::default()))
     }
 }
 
@@ -130,7 +121,6 @@ where
 fn parts<R: CubeRuntime>(
     pass: Pass,
     grad: &CubeTensor<R>,
-    factor: Option<&CubeTensor<R>>,
     states: kernels::States<DeviceTensor<R>>,
 ) -> CubeTensor<R> {
     let (client, device) = (grad.client.clone(), grad.device.clone());
@@ -140,8 +130,7 @@ fn parts<R: CubeRuntime>(
     }
     let shape = Shape::new([kernels::parts(elements)]);
     let sums = empty_device_contiguous_dtype(client, device, shape, DType::F32);
-    let factor = factor.map(on_device);
-    kernels::sum(pass, on_device(&sums), on_device(grad), factor, states);
+    kernels::sum(pass, on_device(&sums), on_device(grad), states);
     sums
 }
 
@@ -207,14 +196,5 @@ fn on_device<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceTensor<R> {
     DeviceTensor {
         client: tensor.client.clone(),
         binding: tensor.clone().binding(),
-    }
-}
-
-/// The factor is apart, as a tensor among others.
-fn clipping<B: Backend>(clip: Clip<B>) -> (Clipping, Option<FloatTensor<B>>) {
-    match clip {
-        Clip::None => (Clipping::None, None),
-        Clip::Value(threshold) => (Clipping::Value(threshold), None),
-        Clip::Factor(factor) => (Clipping::Factor, Some(factor)),
     }
 }

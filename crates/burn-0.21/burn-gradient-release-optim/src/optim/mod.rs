@@ -54,8 +54,8 @@ pub trait InOnePass {
     ///
     /// [`init`](Lean::init) gives the clipping of the configuration to Burn's adaptor, as Burn's
     /// `init` does, for groups of parameters to see. The adaptor clips with temporaries: by norm one
-    /// as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips in the pass, without them,
-    /// but groups neither inherit nor replace that.
+    /// as large as the gradient. `OptimizerAdaptor::from(optimizer)` clips by value in the pass, by norm
+    /// as the adaptor, and half precision in f32; but groups neither inherit nor replace that.
     ///
     /// # Panics
     ///

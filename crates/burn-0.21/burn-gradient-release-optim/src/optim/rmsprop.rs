@@ -7,13 +7,17 @@ use burn::{
     tensor::{Tensor, backend::Backend},
 };
 use lean_arithmetic::optim::{
-    Kind, configuration,
+    Kind, Rule, configuration,
     rules::{Centered, CenteredWithMomentum, CoupledDecay, Plain, Root, WithMomentum},
 };
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, coupled_decay};
-use crate::{LeanBackend, moment::Moment, settings::Settings};
+use crate::{
+    LeanBackend,
+    moment::{Format, Moment},
+    settings::Settings,
+};
 
 /// Burn's [`RmsProp`](burn::optim::RmsProp) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -117,6 +121,59 @@ pub struct RmsPropMomentumState<B: Backend> {
     pub buf: Moment<B>,
 }
 
+/// [`RmsPropState`] without its nesting, and with each state once: the squares, the mean, the
+/// variance and the momentum.
+type Moments<B> = [Option<Moment<B>>; 4];
+
+const KINDS: [Kind; 4] = [Kind::Positive, Kind::Signed, Kind::Signed, Kind::Signed];
+
+impl<B: Backend> RmsPropState<B> {
+    fn into_moments(self) -> Moments<B> {
+        let CenteredState { grad_avg, avg } = self.centered;
+        // Not centered, it is a second handle of the squares, without which they are stepped in
+        // place.
+        let variance = grad_avg.is_some().then_some(avg);
+        let buf = self.momentum.map(|momentum| momentum.buf);
+        [Some(self.square_avg.square_avg), grad_avg, variance, buf]
+    }
+
+    fn from_moments([square_avg, grad_avg, variance, buf]: Moments<B>) -> Self {
+        let square_avg = square_avg.expect("every rule has it");
+        let avg = variance.unwrap_or_else(|| square_avg.clone());
+        Self {
+            centered: CenteredState { grad_avg, avg },
+            square_avg: SquareAvgState { square_avg },
+            momentum: buf.map(|buf| RmsPropMomentumState { buf }),
+        }
+    }
+}
+
+impl RmsProp {
+    /// Steps by a rule whose states are the moments at `places`.
+    fn step_by<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: R,
+        places: [usize; N],
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<RmsPropState<B>>,
+    ) -> (Tensor<B, D>, Option<RmsPropState<B>>) {
+        // A record of a run with other settings does not have all of them.
+        let zeros = || Moment::from_tensor(tensor.zeros_like(), Format::Float(tensor.dtype()));
+        let states = state.map(|state| {
+            let mut moments = state.into_moments();
+            places.map(|place| moments[place].take().unwrap_or_else(zeros))
+        });
+        let kinds = places.map(|place| KINDS[place]);
+        let (tensor, states) = self.settings.step(&rule, kinds, None, tensor, grad, states);
+        let mut moments = Moments::default();
+        for (place, state) in places.into_iter().zip(states) {
+            moments[place] = Some(state);
+        }
+        (tensor, Some(RmsPropState::from_moments(moments)))
+    }
+}
+
 impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
     type State<const D: usize> = RmsPropState<B>;
 
@@ -127,144 +184,22 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
         grad: Tensor<B, D>,
         state: Option<RmsPropState<B>>,
     ) -> (Tensor<B, D>, Option<RmsPropState<B>>) {
-        let settings = &self.settings;
         let decay = self.weight_decay;
         let root = Root::new(lr, self.alpha, self.momentum, self.epsilon, decay);
-        let state = state.map(Moments::from);
-        let (tensor, moments) = match (self.centered, self.momentum > 0.0) {
-            (false, false) => {
-                let states = state.map(|moments| [moments.square]);
-                let kinds = [Kind::Positive];
-                let (tensor, [square]) =
-                    settings.step(&Plain(root), kinds, None, tensor, grad, states);
-                (tensor, Moments::new(square, None, None))
-            }
-            (false, true) => {
-                let states = state.map(|moments| {
-                    let buf = or_zeros::<B, D>(moments.buf, &moments.square);
-                    [moments.square, buf]
-                });
-                let kinds = [Kind::Positive, Kind::Signed];
-                let rule = WithMomentum(root);
-                let (tensor, [square, buf]) =
-                    settings.step(&rule, kinds, None, tensor, grad, states);
-                (tensor, Moments::new(square, None, Some(buf)))
-            }
-            (true, false) => {
-                let states = state.map(|moments| {
-                    let Moments {
-                        square,
-                        mean,
-                        variance,
-                        ..
-                    } = moments;
-                    let mean = or_zeros::<B, D>(mean, &square);
-                    let variance = or_zeros::<B, D>(variance, &square);
-                    [square, mean, variance]
-                });
-                let kinds = [Kind::Positive, Kind::Signed, Kind::Signed];
-                let rule = Centered(root);
-                let (tensor, states) = settings.step(&rule, kinds, None, tensor, grad, states);
-                let [square, mean, variance] = states;
-                (tensor, Moments::new(square, Some([mean, variance]), None))
-            }
+        match (self.centered, self.momentum > 0.0) {
+            (false, false) => self.step_by(Plain(root), [0], tensor, grad, state),
+            (false, true) => self.step_by(WithMomentum(root), [0, 3], tensor, grad, state),
+            (true, false) => self.step_by(Centered(root), [0, 1, 2], tensor, grad, state),
             (true, true) => {
-                let states = state.map(|moments| {
-                    let Moments {
-                        square,
-                        mean,
-                        variance,
-                        buf,
-                    } = moments;
-                    let mean = or_zeros::<B, D>(mean, &square);
-                    let variance = or_zeros::<B, D>(variance, &square);
-                    let buf = or_zeros::<B, D>(buf, &square);
-                    [square, mean, variance, buf]
-                });
-                let kinds = [Kind::Positive, Kind::Signed, Kind::Signed, Kind::Signed];
                 let rule = CenteredWithMomentum(root);
-                let (tensor, states) = settings.step(&rule, kinds, None, tensor, grad, states);
-                let [square, mean, variance, buf] = states;
-                (
-                    tensor,
-                    Moments::new(square, Some([mean, variance]), Some(buf)),
-                )
+                self.step_by(rule, [0, 1, 2, 3], tensor, grad, state)
             }
-        };
-        (tensor, Some(moments.into()))
+        }
     }
 
     fn to_device<const D: usize>(state: RmsPropState<B>, device: &B::Device) -> RmsPropState<B> {
-        let Moments {
-            square,
-            mean,
-            variance,
-            buf,
-        } = state.into();
-        let move_to = |moment: Moment<B>| moment.on_device(device);
-        let moments = Moments {
-            square: move_to(square),
-            mean: mean.map(move_to),
-            variance: variance.map(move_to),
-            buf: buf.map(move_to),
-        };
-        moments.into()
+        let moments = state.into_moments();
+        let moved = moments.map(|moment| moment.map(|moment| moment.on_device(device)));
+        RmsPropState::from_moments(moved)
     }
-}
-
-/// [`RmsPropState`] without its nesting, and with each state once.
-struct Moments<B: Backend> {
-    square: Moment<B>,
-    mean: Option<Moment<B>>,
-    variance: Option<Moment<B>>,
-    buf: Option<Moment<B>>,
-}
-
-impl<B: Backend> Moments<B> {
-    fn new(square: Moment<B>, spread: Option<[Moment<B>; 2]>, buf: Option<Moment<B>>) -> Self {
-        let (mean, variance) = spread.map(|[mean, variance]| (mean, variance)).unzip();
-        Self {
-            square,
-            mean,
-            variance,
-            buf,
-        }
-    }
-}
-
-impl<B: Backend> From<RmsPropState<B>> for Moments<B> {
-    fn from(state: RmsPropState<B>) -> Self {
-        let CenteredState { grad_avg, avg } = state.centered;
-        Self {
-            square: state.square_avg.square_avg,
-            // Not centered, it is a second handle of the squares, without which they are stepped in
-            // place.
-            variance: grad_avg.is_some().then_some(avg),
-            mean: grad_avg,
-            buf: state.momentum.map(|momentum| momentum.buf),
-        }
-    }
-}
-
-impl<B: Backend> From<Moments<B>> for RmsPropState<B> {
-    fn from(moments: Moments<B>) -> Self {
-        Self {
-            centered: CenteredState {
-                avg: moments.variance.unwrap_or_else(|| moments.square.clone()),
-                grad_avg: moments.mean,
-            },
-            square_avg: SquareAvgState {
-                square_avg: moments.square,
-            },
-            momentum: moments.buf.map(|buf| RmsPropMomentumState { buf }),
-        }
-    }
-}
-
-/// Zeros for a moment that a record of a run with other settings does not have.
-fn or_zeros<B: Backend, const D: usize>(moment: Option<Moment<B>>, like: &Moment<B>) -> Moment<B> {
-    moment.unwrap_or_else(|| {
-        let zeros = like.to_tensor::<D>().zeros_like();
-        Moment::from_tensor(zeros, like.format())
-    })
 }

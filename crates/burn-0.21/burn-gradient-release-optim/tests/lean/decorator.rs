@@ -1,24 +1,11 @@
 //! A backend that has no pass.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use burn::backend::Flex;
-use burn::tensor::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError};
-use burn::tensor::ops::{
-    ActivationOps, AttentionModuleOptions, BoolTensor, BoolTensorOps, ConvOptions,
-    ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, Device, FloatTensor,
-    FloatTensorOps, GridSampleOptions, IntTensor, IntTensorOps, InterpolateOptions,
-    MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, ModuleOps,
-    QTensorOps, QuantizedTensor, TransactionOps, TransactionPrimitive, TransactionPrimitiveData,
-    UnfoldOptions,
-};
-use burn::tensor::quantization::{QuantScheme, QuantizationParametersPrimitive};
-use burn::tensor::{
-    BoolDType, DType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-    TensorData, TensorPrimitive,
-};
 use burn_gradient_release_optim::LeanBackend;
+
+burn_gradient_release_decorator::names!();
 
 /// Flex with nothing but what every backend has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,6 +67,7 @@ impl<B: Backend> BoolTensorOps<Self> for WithoutPass<B> {
 
 impl<B: Backend> QTensorOps<Self> for WithoutPass<B> {
     burn_gradient_release_decorator::quantized_tensor_ops!(forward);
+    burn_gradient_release_decorator::same_tensors_quantize!(B);
     burn_gradient_release_decorator::same_tensors_quantized_rest!(B);
 }
 

@@ -40,10 +40,4 @@ impl<B: RecordableBackend + LeanBackend> LeanBackend for Recorded<B> {
         let mean = B::mean_in_place(measure, &operands);
         operation.into_inner().raise(mean)
     }
-
-    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let mut operation = Operation::begin("sum_of_squares");
-        let tensor = operation.lower(tensor);
-        operation.raise(B::sum_of_squares(tensor))
-    }
 }

@@ -197,69 +197,20 @@ impl std::fmt::Debug for CountedAccuracyMetric {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicUsize, Ordering},
-        thread,
-    };
+    use std::thread;
 
     use burn::{
         data::dataloader::Progress,
         train::metric::{AccuracyInput, AccuracyMetric, LossMetric},
     };
-    use burn_gradient_release_data_parallel::{CommunicationError, Communicator, Replicas};
+    use burn_gradient_release_data_parallel::Replicas;
     use lean_replicas::Threads;
 
     use super::*;
 
-    /// Counts the bytes that a thread sends.
-    struct Counting {
-        threads: Threads,
-        sent: Arc<AtomicUsize>,
-    }
-
-    impl Counting {
-        fn count(&self, bytes: usize) {
-            self.sent.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    impl Communicator for Counting {
-        fn rank(&self) -> usize {
-            self.threads.rank()
-        }
-
-        fn size(&self) -> usize {
-            self.threads.size()
-        }
-
-        fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
-            self.count(bytes.len());
-            self.threads.all_gather(bytes)
-        }
-
-        fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
-            self.count(bytes.len());
-            self.threads.gather(root, bytes)
-        }
-
-        fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
-            self.count(bytes.len());
-            self.threads.all_to_all(bytes)
-        }
-
-        fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
-            self.count(bytes.len());
-            self.threads.broadcast(root, bytes)
-        }
-
-        fn abort(&self) {
-            self.threads.abort();
-        }
-    }
-
     /// The scores of a share: 7 items on the first replica, 6 on the others.
-    fn output(rank: usize, iteration: usize, classes: usize) -> ClassificationOutput<Flex> {
-        let items = if rank == 0 { 7 } else { 6 };
+    fn output(rank: usize, iteration: usize) -> ClassificationOutput<Flex> {
+        let (items, classes) = (if rank == 0 { 7 } else { 6 }, 10);
         let noise = |at: usize| {
             let at = at + 1000 * rank + 77_777 * iteration;
             (at.wrapping_mul(2_654_435_761) >> 7) % 1013
@@ -292,72 +243,48 @@ mod tests {
         }
     }
 
-    /// What the first of three replicas logs as loss and accuracy of two iterations, and the most
-    /// bytes that one replica sends for an iteration.
+    /// What the first of three replicas logs as loss and accuracy of two iterations.
     fn logged<O, A: Metric>(
-        classes: usize,
         of: impl Fn(ClassificationOutput<Flex>) -> O + Sync,
         accuracy: impl Fn() -> A + Sync,
-    ) -> (Vec<String>, usize)
+    ) -> Vec<String>
     where
         O: GatherOutput + Send + Adaptor<LossInput<Flex>> + Adaptor<A::Input>,
     {
         let (of, accuracy) = (&of, &accuracy);
         let replica = move |threads: Threads| {
-            let sent = Arc::<AtomicUsize>::default();
-            let counting = Counting {
-                threads,
-                sent: sent.clone(),
-            };
-            let parallel = DataParallel::new(Replicas::new(move || Ok(counting)).unwrap());
+            let parallel = DataParallel::new(Replicas::new(move || Ok(threads)).unwrap());
             let rank = parallel.replicas().rank();
             let (mut loss, mut accuracy) = (LossMetric::<Flex>::new(), accuracy());
             let mut log = Vec::new();
-            let mut most = 0;
             for iteration in 0..2 {
-                sent.store(0, Ordering::Relaxed);
-                let gathered = of(output(rank, iteration, classes)).gather(&parallel);
-                most = most.max(sent.load(Ordering::Relaxed));
-                let gathered = gathered.unwrap();
+                let gathered = of(output(rank, iteration)).gather(&parallel).unwrap();
                 let metadata = metadata();
                 let (losses, hits): (LossInput<Flex>, A::Input) =
                     (gathered.adapt(), gathered.adapt());
                 log.push(loss.update(&losses, &metadata).serialized);
                 log.push(accuracy.update(&hits, &metadata).serialized);
             }
-            (log, most)
+            log
         };
-        let mut all: Vec<_> = thread::scope(|scope| {
+        thread::scope(|scope| {
             let threads = Threads::new(3).into_iter();
-            let threads: Vec<_> = threads
-                .map(|thread| scope.spawn(move || replica(thread)))
-                .collect();
-            let done = threads.into_iter().map(|thread| thread.join().unwrap());
-            done.collect()
-        });
-        let most = all.iter().map(|(_, sent)| *sent).max();
-        (all.swap_remove(0).0, most.unwrap_or_default())
+            let threads = threads.map(|thread| scope.spawn(move || replica(thread)));
+            let mut threads: Vec<_> = threads.collect();
+            threads.swap_remove(0).join().unwrap()
+        })
     }
 
     #[test]
-    fn counts_are_a_few_bytes_and_log_what_scores_log() {
-        for classes in [10, 1000] {
-            let (of_scores, scores) = logged(classes, |output| output, AccuracyMetric::<Flex>::new);
-            let (of_counts, counts) = logged(
-                classes,
-                ClassificationCounts::from,
-                CountedAccuracyMetric::new,
-            );
-            assert_eq!(of_counts, of_scores, "{classes} classes");
-            // The three numbers, how many bytes they are, and a digest of their name.
-            assert_eq!(counts, 24 + 8 + 16);
-            assert!(scores > 6 * classes * size_of::<f32>(), "{scores}");
-        }
+    fn replicas_log_of_counts_what_they_log_of_scores() {
+        let of_scores = logged(|output| output, AccuracyMetric::<Flex>::new);
+        let of_counts = logged(ClassificationCounts::from, CountedAccuracyMetric::new);
+        assert_eq!(of_counts, of_scores);
     }
 
     #[test]
     fn one_process_logs_what_scores_log() {
-        let output = || output(0, 0, 10);
+        let output = || output(0, 0);
         let counts = ClassificationCounts::from(output()).sync();
         let scores = output().sync();
         let metadata = metadata();

@@ -6,21 +6,13 @@
 //! scheduler of every group. A scheduler keeps numbers, so its record is the same for every
 //! backend.
 
-use std::ops::Range;
-
 use burn::tensor::{
-    BoolDType, DType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-    TensorData, TensorMetadata, TensorPrimitive,
-    backend::{Backend, BackendTypes, DTypeUsageSet, DeviceId, DeviceOps, ExecutionError},
-    ops::{
-        ActivationOps, AttentionModuleOptions, BoolTensor, BoolTensorOps, ConvOptions,
-        ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, Device, FloatTensor,
-        FloatTensorOps, GridSampleOptions, IntTensor, IntTensorOps, InterpolateOptions,
-        MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
-        ModuleOps, QTensorOps, QuantizedTensor, TransactionOps, UnfoldOptions,
-    },
-    quantization::{QTensorPrimitive, QuantScheme, QuantizationParametersPrimitive},
+    TensorMetadata,
+    backend::{DeviceId, DeviceOps},
+    quantization::QTensorPrimitive,
 };
+
+burn_gradient_release_decorator::names!();
 
 /// A backend that makes no tensors: each of its operations panics.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,13 +1,11 @@
 //! Activation functions.
 
-use burn::tensor::{
-    backend::Backend,
-    ops::{ActivationOps, FloatTensor},
-};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
 use crate::backend::GradientRelease;
+
+burn_gradient_release_decorator::names!();
 
 exceptions! {
     ($)

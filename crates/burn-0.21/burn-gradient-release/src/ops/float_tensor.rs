@@ -1,11 +1,5 @@
 //! Operations on float tensors.
 
-use burn::tensor::{
-    BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-    TensorData,
-    backend::{Backend, ExecutionError},
-    ops::{BoolTensor, Device, FloatTensor, FloatTensorOps, IntTensor},
-};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
@@ -18,6 +12,8 @@ use crate::{
     tape,
     tensor::{ReleaseTensor, Repr},
 };
+
+burn_gradient_release_decorator::names!();
 
 exceptions! {
     ($)

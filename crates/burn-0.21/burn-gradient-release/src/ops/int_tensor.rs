@@ -1,17 +1,11 @@
 //! Operations on int tensors, forwarded. Random tensors are logged if a forward pass runs twice.
 
-use std::ops::Range;
-
-use burn::tensor::{
-    BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
-    TensorData,
-    backend::{Backend, ExecutionError},
-    ops::{BoolTensor, Device, FloatTensor, IntTensor, IntTensorOps},
-};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
 use crate::{backend::GradientRelease, lower::random};
+
+burn_gradient_release_decorator::names!();
 
 exceptions! {
     ($)
@@ -22,6 +16,7 @@ exceptions! {
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> IntTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
     burn_gradient_release_decorator::int_tensor_ops!(methods);
+    burn_gradient_release_decorator::same_tensors_int_rest!(Autodiff<B, C>);
 
     fn int_random(
         shape: Shape,
@@ -32,15 +27,5 @@ impl<B: Backend, C: CheckpointStrategy> IntTensorOps<Self> for GradientRelease<A
         random::int::<B>(shape.clone(), distribution, || {
             B::int_random(shape, distribution, device, dtype)
         })
-    }
-
-    fn int_into_data(
-        tensor: IntTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        Autodiff::<B, C>::int_into_data(tensor)
-    }
-
-    fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
-        Autodiff::<B, C>::int_device(tensor)
     }
 }

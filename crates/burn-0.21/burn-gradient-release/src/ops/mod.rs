@@ -1,4 +1,5 @@
-//! The operations of the backend: one file per trait of Burn, made from `burn_gradient_release_decorator`'s tables.
+//! The operations of the backend, made from `burn_gradient_release_decorator`'s tables: one file for
+//! each trait of Burn with exceptions.
 //!
 //! The kind of an operation follows from its result, unless a trait's file names an exception:
 //!
@@ -14,12 +15,15 @@
 //! recorder of `burn-gradient-release-timeline`.
 
 mod activation;
-mod bool_tensor;
 mod float_tensor;
 mod int_tensor;
 mod module;
-mod quantized_tensor;
-mod transaction;
+
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+
+use crate::{backend::GradientRelease, tensor::ReleaseTensor};
+
+burn_gradient_release_decorator::names!();
 
 /// Makes a method of every operation in a table without tensors that could be parameters.
 macro_rules! forward {
@@ -192,4 +196,42 @@ macro_rules! raise {
     };
 }
 
-use {exceptions, forward, give, keep, method, methods, raise, run};
+use {exceptions, give, keep, method, methods, raise, run};
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend, C: CheckpointStrategy> BoolTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
+    burn_gradient_release_decorator::bool_tensor_ops!(forward);
+    burn_gradient_release_decorator::same_tensors_bool_rest!(Autodiff<B, C>);
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend, C: CheckpointStrategy> QTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
+    burn_gradient_release_decorator::quantized_tensor_ops!(forward);
+    burn_gradient_release_decorator::same_tensors_quantized_rest!(Autodiff<B, C>);
+
+    fn quantize(
+        tensor: FloatTensor<Self>,
+        scheme: &QuantScheme,
+        qparams: QuantizationParametersPrimitive<Self>,
+    ) -> QuantizedTensor<Self> {
+        let scales = qparams.scales.into_autodiff();
+        let qparams = QuantizationParametersPrimitive { scales };
+        Autodiff::<B, C>::quantize(tensor.into_autodiff(), scheme, qparams)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend, C: CheckpointStrategy> TransactionOps<Self> for GradientRelease<Autodiff<B, C>> {
+    async fn tr_execute(
+        transaction: TransactionPrimitive<Self>,
+    ) -> Result<TransactionPrimitiveData, ExecutionError> {
+        let floats = transaction.read_floats.into_iter();
+        Autodiff::<B, C>::tr_execute(TransactionPrimitive::new(
+            floats.map(ReleaseTensor::into_autodiff).collect(),
+            transaction.read_qfloats,
+            transaction.read_ints,
+            transaction.read_bools,
+        ))
+        .await
+    }
+}

@@ -1,18 +1,11 @@
 //! Operations of neural network modules.
 
-use burn::tensor::{
-    backend::Backend,
-    ops::{
-        AttentionModuleOptions, BoolTensor, ConvOptions, ConvTransposeOptions,
-        DeformConv2dBackward, DeformConvOptions, FloatTensor, IntTensor, InterpolateOptions,
-        MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices,
-        ModuleOps,
-    },
-};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
 use crate::backend::GradientRelease;
+
+burn_gradient_release_decorator::names!();
 
 exceptions! {
     ($)
@@ -30,8 +23,5 @@ exceptions! {
 
 impl<B: Backend, C: CheckpointStrategy> ModuleOps<Self> for GradientRelease<Autodiff<B, C>> {
     burn_gradient_release_decorator::module_ops!(methods);
-
-    fn has_ctc_loss_backward() -> bool {
-        Autodiff::<B, C>::has_ctc_loss_backward()
-    }
+    burn_gradient_release_decorator::same_tensors_module_rest!(Autodiff<B, C>);
 }

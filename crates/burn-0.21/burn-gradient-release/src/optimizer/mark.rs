@@ -2,35 +2,23 @@
 //! the gradients of marked parameters, theirs are gone.
 
 use burn::{
-    module::{AutodiffModule, ModuleVisitor, Param, ParamId},
+    module::{AutodiffModule, ParamId},
     tensor::Tensor,
 };
 
+use super::session::{check_params, wrap};
 use crate::{ReleaseBackend, error::ReleaseError};
 
 /// Refuses a model with marked parameters.
 pub(super) fn check_unmarked<B: ReleaseBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> Result<(), ReleaseError> {
-    struct Find(Option<ParamId>);
-
-    impl<B: ReleaseBackend> ModuleVisitor<B> for Find {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if self.0.is_none() && param.is_require_grad() && is_marked(&param.val()) {
-                self.0 = Some(param.id);
-            }
-        }
-    }
-
     if cfg!(not(feature = "distributed")) {
         return Ok(());
     }
-    let mut find = Find(None);
-    model.visit(&mut find);
-    match find.0 {
-        Some(param) => Err(ReleaseError::Distributed { param }),
-        None => Ok(()),
-    }
+    check_params::<B, M>(model, |param, tensor| {
+        is_marked(&wrap::<B, 1>(tensor)).then_some(ReleaseError::Distributed { param })
+    })
 }
 
 #[cfg(feature = "distributed")]

@@ -251,6 +251,34 @@ pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
     model.map(&mut Disarm)
 }
 
+/// The first error that `check` finds in a parameter that requires gradients.
+pub(super) fn check_params<B: ReleaseBackend, M: AutodiffModule<B>>(
+    model: &M,
+    check: impl FnMut(ParamId, ReleaseTensor<B::InnerBackend>) -> Option<ReleaseError>,
+) -> Result<(), ReleaseError> {
+    struct Check<F> {
+        check: F,
+        error: Option<ReleaseError>,
+    }
+
+    impl<B, F> ModuleVisitor<B> for Check<F>
+    where
+        B: ReleaseBackend,
+        F: FnMut(ParamId, ReleaseTensor<B::InnerBackend>) -> Option<ReleaseError>,
+    {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if self.error.is_none() && param.is_require_grad() {
+                let tensor = float(param.val()).expect("only float tensors require gradients");
+                self.error = (self.check)(param.id, tensor);
+            }
+        }
+    }
+
+    let mut visitor = Check { check, error: None };
+    model.visit(&mut visitor);
+    visitor.error.map_or(Ok(()), Err)
+}
+
 /// Whether an optimizer or an accumulator waits for the gradient.
 pub(super) fn is_awaited<B: ReleaseBackend, const D: usize>(tensor: &Tensor<B, D>) -> bool {
     let tensor = float(tensor.clone());

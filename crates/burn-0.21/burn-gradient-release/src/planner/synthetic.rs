@@ -121,36 +121,6 @@ pub(super) fn u_net(operations: usize, has_attention: bool) -> Trace {
     model.trace
 }
 
-/// As in a diffusion model, each block of the way down has a skip connection of its own.
-pub(super) fn u_net_of_blocks(operations: usize) -> Trace {
-    const LEVELS: u32 = 4;
-
-    let mut model = Model::default();
-    let mut x = model.stem(UNIT);
-    let mut skips = Vec::new();
-    let each = operations / (2 * LEVELS as usize);
-    for level in 0..LEVELS {
-        let bytes = UNIT >> level;
-        let from = model.trace.len();
-        while model.trace.len() < from + each {
-            x = model.residual(x, bytes);
-            skips.push((x, bytes));
-        }
-        x = model.op("conv2d", &[x], bytes / 2);
-    }
-    let mut size = UNIT >> LEVELS;
-    for (skip, bytes) in skips.into_iter().rev() {
-        if bytes > size {
-            x = model.op("interpolate", &[x], bytes);
-            size = bytes;
-        }
-        let both = model.op("float_cat", &[x, skip], 2 * bytes);
-        let y = model.op("conv2d", &[both], bytes);
-        x = model.residual(y, bytes);
-    }
-    model.trace
-}
-
 /// Skip connections alone: the result of each operation is used again on the way back.
 pub(super) fn u_net_of_operations(operations: usize) -> Trace {
     let mut model = Model::default();
@@ -175,24 +145,6 @@ pub(super) fn transformer(operations: usize) -> Trace {
     while model.trace.len() < operations {
         x = model.attention(x, Some(mask), UNIT);
         x = model.residual(x, UNIT);
-    }
-    model.trace
-}
-
-/// Each layer reads the results of all earlier ones of its block, which has 32 layers.
-pub(super) fn dense_net(operations: usize) -> Trace {
-    let mut model = Model::default();
-    let mut x = model.stem(UNIT);
-    while model.trace.len() < operations {
-        let mut known = vec![x];
-        for _ in 0..32 {
-            let bytes = known.len() as u64 * UNIT;
-            let all = model.op("float_cat", &known, bytes);
-            let all = model.op("relu", &[all], bytes);
-            known.push(model.op("conv2d", &[all], UNIT));
-        }
-        let all = model.op("float_cat", &known, known.len() as u64 * UNIT);
-        x = model.op("conv2d", &[all], UNIT);
     }
     model.trace
 }

@@ -8,8 +8,7 @@ mod tests;
 use burn::backend::{BackendTypes, Cube};
 use burn::tensor::{Int, Tensor};
 use lean_arithmetic::optim::cube::Pass;
-use lean_arithmetic::optim::program::Clipping;
-use lean_arithmetic::optim::{Clip, Measure, Noise, Rule, Split};
+use lean_arithmetic::optim::{Measure, Noise, Rule, Split};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};
@@ -36,7 +35,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
             (false, formats)
         }
     };
-    let pass = Pass::of_rule(rule, clipping(operands.clip), is_first).rounded(operands.noise);
+    let pass = Pass::of_rule(rule, operands.clip, is_first).rounded(operands.noise);
     let states = Form::new(is_first, &formats);
     let stepped = Cube::run(Operation::Step { pass, states }, tensors);
 
@@ -69,7 +68,7 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
             (false, states.each_ref().map(Moment::format))
         }
     };
-    let pass = Pass::of_measure(measure, clipping(operands.clip), is_first);
+    let pass = Pass::of_measure(measure, operands.clip, is_first);
     let states = Form::new(is_first, &formats);
     let sums = Cube::run(Operation::Sum { pass, states }, tensors).remove(0);
     let sum = Tensor::<1>::from_primitive::<Cube>(sums).sum();
@@ -116,13 +115,5 @@ fn push<const D: usize>(state: Moment<D>, tensors: &mut Vec<CubeTensor>) {
             let words = words.try_into_primitive::<Cube>();
             tensors.push(words.expect("it is on Cube"));
         }
-    }
-}
-
-fn clipping(clip: Clip) -> Clipping {
-    match clip {
-        Clip::None => Clipping::None,
-        Clip::Value(threshold) => Clipping::Value(threshold),
-        Clip::Factor(_) => unreachable!("by norm, Burn has clipped the gradient before"),
     }
 }

@@ -133,7 +133,7 @@ impl Run for CubeBackend {
                     false => tensors.map(writable).collect(),
                 };
                 let of_kernel = states.of(&kept);
-                kernels::step(pass, on_device(&weight), on_device(&grad), None, of_kernel);
+                kernels::step(pass, on_device(&weight), on_device(&grad), of_kernel);
                 [weight].into_iter().chain(kept).collect()
             }
             Operation::Sum { pass, states } => {
@@ -142,7 +142,7 @@ impl Run for CubeBackend {
                 let parts = parts(&first.shape());
                 let sums = empty_device_contiguous_dtype(client, device, parts, DType::F32);
                 let of_kernel = states.of(&kept);
-                kernels::sum(pass, on_device(&sums), on_device(&first), None, of_kernel);
+                kernels::sum(pass, on_device(&sums), on_device(&first), of_kernel);
                 vec![sums]
             }
             Operation::Round(noise) => {

@@ -36,7 +36,6 @@ pub(super) struct Blocks {
 pub(super) fn step<N: Size>(
     weight: &mut ViewMut<Vector<f32, N>>,
     grad: &View<Vector<f32, N>>,
-    factor: &Sequence<Buffer<f32>>,
     states: &mut Sequence<Blocks>,
     scalars: &Sequence<f32>,
     hash: u32,
@@ -58,10 +57,6 @@ pub(super) fn step<N: Size>(
         let mut values = Sequence::<Vector<f32, N>>::new();
         values.push(weight.read(read));
         values.push(grad.read(read));
-        #[unroll]
-        for place in 0..factor.len() {
-            values.push(Vector::new(factor.index(place)[0]));
-        }
         if comptime!(!first) {
             #[unroll]
             for state in 0..states.len() {

@@ -13,7 +13,6 @@ use crate::optim::program::Program;
 pub(super) fn step<N: Size>(
     weight: &mut ViewMut<Vector<f32, N>>,
     grad: &View<Vector<f32, N>>,
-    factor: &Sequence<Buffer<f32>>,
     states: &mut Sequence<ViewMut<Vector<f32, N>>>,
     scalars: &Sequence<f32>,
     #[comptime] first: bool,
@@ -25,10 +24,6 @@ pub(super) fn step<N: Size>(
     let mut values = Sequence::<Vector<f32, N>>::new();
     values.push(weight.read(ABSOLUTE_POS));
     values.push(grad.read(ABSOLUTE_POS));
-    #[unroll]
-    for place in 0..factor.len() {
-        values.push(Vector::new(factor.index(place)[0]));
-    }
     if comptime!(!first) {
         #[unroll]
         for place in 0..states.len() {
@@ -51,7 +46,6 @@ pub(super) fn step<N: Size>(
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn sum<N: Size>(
     grad: &View<Vector<f32, N>>,
-    factor: &Sequence<Buffer<f32>>,
     states: &Sequence<View<Vector<f32, N>>>,
     blocks: &Sequence<Blocks>,
     sums: &mut Buffer<f32>,
@@ -65,10 +59,6 @@ pub(super) fn sum<N: Size>(
     for element in range_stepped(ABSOLUTE_POS, grad.shape(), sums.len()) {
         let mut values = Sequence::<Vector<f32, N>>::new();
         values.push(grad.read(element));
-        #[unroll]
-        for place in 0..factor.len() {
-            values.push(Vector::new(factor.index(place)[0]));
-        }
         #[unroll]
         for place in 0..states.len() {
             values.push(states.index(place).read(element));

@@ -43,8 +43,8 @@ impl<T> Default for States<T> {
     }
 }
 
-/// Overwrites weight and states. The factor of the pass, if it has one, is one number.
-pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, states: States<T>) {
+/// Overwrites weight and states.
+pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, states: States<T>) {
     let extent = Extent::of(states.floats.iter().chain([&weight, &grad]));
     let client = &weight.client().clone();
     if extent.elements > 0 && states.eight_bit.is_empty() {
@@ -58,7 +58,6 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             extent.vector,
             weight.into_view(),
             grad.into_view(),
-            factor.map(T::into_buffer).into_iter().collect(),
             states.floats.into_iter().map(T::into_view).collect(),
             pass.scalars.into_iter().collect(),
             pass.is_first,
@@ -77,7 +76,6 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             extent.vector.min(WORD),
             weight.into_view(),
             grad.into_view(),
-            factor.map(T::into_buffer).into_iter().collect(),
             states
                 .eight_bit
                 .into_iter()
@@ -102,7 +100,7 @@ pub fn parts(elements: usize) -> usize {
 
 /// Sums the result of the pass over all elements, of which there is at least one, into the partial
 /// sums `sums`.
-pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states: States<T>) {
+pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, states: States<T>) {
     let extent = Extent::of(states.floats.iter().chain([&grad]));
     let client = &grad.client().clone();
     let parts = sums.binding().size();
@@ -114,7 +112,6 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
         extent.address,
         extent.vector,
         grad.into_view(),
-        factor.map(T::into_buffer).into_iter().collect(),
         states.floats.into_iter().map(T::into_view).collect(),
         states
             .eight_bit

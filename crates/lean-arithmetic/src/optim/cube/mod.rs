@@ -13,8 +13,8 @@ pub mod cubecl_0_10;
 )]
 pub mod cubecl_0_11;
 
-use super::program::{Clipping, Program};
-use super::{Measure, Noise, Rule};
+use super::program::Program;
+use super::{Clip, Measure, Noise, Rule};
 
 /// The computation of a kernel in one step.
 #[derive(Clone, Debug)]
@@ -27,12 +27,8 @@ pub struct Pass {
 
 impl Pass {
     /// The step of a rule. In the first step (`is_first`), states are not read.
-    pub fn of_rule<R: Rule<N>, const N: usize>(
-        rule: &R,
-        clipping: Clipping,
-        is_first: bool,
-    ) -> Self {
-        Self::new(Program::of_rule(rule, clipping, is_first), is_first)
+    pub fn of_rule<R: Rule<N>, const N: usize>(rule: &R, clip: Clip, is_first: bool) -> Self {
+        Self::new(Program::of_rule(rule, clip, is_first), is_first)
     }
 
     /// The same, with noise for states in 8 bits that [are rounded with it](Noise::rounds).
@@ -43,10 +39,10 @@ impl Pass {
     /// A measure of gradient and states; of the gradient alone in the first step.
     pub fn of_measure<M: Measure<N>, const N: usize>(
         measure: &M,
-        clipping: Clipping,
+        clip: Clip,
         is_first: bool,
     ) -> Self {
-        Self::new(Program::of_measure(measure, clipping, is_first), is_first)
+        Self::new(Program::of_measure(measure, clip, is_first), is_first)
     }
 
     fn new((program, scalars): (Program, Vec<f32>), is_first: bool) -> Self {

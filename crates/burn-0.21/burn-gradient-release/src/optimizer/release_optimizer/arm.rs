@@ -47,7 +47,7 @@ where
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         let grads = GradientsParams::new();
         match self.check_arm(lr, &model, &grads) {
-            Ok(own) => Ok(self.arm_checked(lr, model, grads, own)),
+            Ok(plan) => Ok(self.arm_for(plan, model, grads)),
             Err(error) => Err(Refused::new(model, error)),
         }
     }
@@ -110,20 +110,9 @@ where
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
         match self.check_arm(lr, &model, &grads) {
-            Ok(own) => Ok(self.arm_checked(lr, model, grads, own)),
+            Ok(plan) => Ok(self.arm_for(plan, model, grads)),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
-    }
-
-    pub(super) fn arm_checked(
-        &mut self,
-        lr: LearningRate,
-        model: M,
-        grads: GradientsParams,
-        own: HashMap<ParamId, Own>,
-    ) -> M {
-        let plan = self.step_plan(lr, own, self.state.measured());
-        self.arm_for(plan, model, grads)
     }
 
     /// Arms a model, which replaces the previous arming.
@@ -200,25 +189,23 @@ where
         fork: impl FnOnce(),
     ) -> Result<(), Refused<(), GradientsParams>> {
         match self.check_arm(lr, &copy, &grads) {
-            Ok(own) => {
-                let plan = self.step_plan(lr, own, self.state.measured());
-                self.arm_by_fork_for(plan, copy, grads, fork)
-            }
+            Ok(plan) => self.arm_by_fork_for(plan, copy, grads, fork),
             Err(error) => Err(Refused::with_grads((), grads, error)),
         }
     }
 
-    /// The settings of the model's parameters, or why it cannot be armed.
+    /// The plan of a step of the model, or why it cannot be armed.
     fn check_arm(
         &mut self,
         lr: LearningRate,
         model: &M,
         grads: &GradientsParams,
-    ) -> Result<HashMap<ParamId, Own>, ReleaseError> {
+    ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
         self.state
             .check_arm(|param| path_of::<B, M>(model, param))?;
         self.check_owned_rate(lr)?;
-        let is_measured = match self.state.measured() {
+        let measured = self.state.measured();
+        let is_measured = match measured {
             Some(measured) if !measured.is_finite() => return Err(ReleaseError::Overflown),
             Some(_) => grads.is_empty(),
             None => !self.stepper.gradients.needs_two_passes(),
@@ -227,7 +214,8 @@ where
             return Err(ReleaseError::NotMeasured);
         }
         self.check_arm_params(model)?;
-        assign(&self.stepper, Some(lr), model)
+        let own = assign(&self.stepper, Some(lr), model)?;
+        Ok(self.step_plan(lr, own, measured))
     }
 
     pub(super) fn check_arm_params(&self, model: &M) -> Result<(), ReleaseError> {

@@ -97,7 +97,10 @@ where
             return model;
         }
         match assign(&self.stepper, Some(next), &model) {
-            Ok(own) => self.arm_checked(next, model, GradientsParams::new(), own),
+            Ok(own) => {
+                let plan = self.step_plan(next, own, self.state.measured());
+                self.arm_for(plan, model, GradientsParams::new())
+            }
             // The scheduler's next rate is out of range. This step is taken; the next is refused.
             Err(_) => model,
         }
