@@ -274,8 +274,12 @@ where
                 is_untouched = slot.is_untouched();
                 held = slot.withdraw().map(from_float);
             }
-            let grad = self.grads.remove::<B::InnerBackend, D>(id);
-            let grad = sum(held, grad.map(|(grad, _device)| grad));
+            let (grad, device) = self.grads.remove::<B::InnerBackend, D>(id).unzip();
+            // Gradients of several devices are added up on one that Burn chooses.
+            if let Some(device) = device {
+                held = held.map(|held| held.to_device(&device));
+            }
+            let grad = sum(held, grad);
             if self.stepping.plan.is_frozen(id) {
                 return (Outcome::Frozen, leaf(tensor));
             }
