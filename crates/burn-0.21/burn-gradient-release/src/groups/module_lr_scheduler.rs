@@ -104,6 +104,10 @@ impl ModuleLrScheduler {
         self.rates.clone()
     }
 
+    pub(crate) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
     /// All handles that the rates are published to: also those of the original, if this has replaced
     /// it.
     fn handles(&self) -> impl Iterator<Item = &ModuleLearningRates> {

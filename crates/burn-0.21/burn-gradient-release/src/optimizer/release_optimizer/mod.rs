@@ -262,6 +262,11 @@ where
         self
     }
 
+    /// Access the learning rates of groups.
+    pub fn learning_rates(&self) -> Option<&ModuleLearningRates> {
+        self.stepper.learning_rates.as_ref()
+    }
+
     /// Recomputes activations in the backward passes of models that this optimizer arms: see
     /// [`Recompute`].
     ///
