@@ -449,6 +449,17 @@ impl<B: Backend> Owner for Slot<B> {
         }
     }
 
+    fn expect(&self) {
+        let is_reduced =
+            |action: &Action<B>| matches!(action, Action::Step(_) | Action::Inspect(_));
+        if let Some(in_flight) = &self.in_flight
+            && self.consumers.is_on_tape()
+            && matches!(&self.state().phase, Phase::Waiting(action) if is_reduced(action))
+        {
+            in_flight.expect(self.param);
+        }
+    }
+
     fn begin_part(&self) {
         if let Some(in_flight) = &self.in_flight {
             in_flight.begin_part();
@@ -458,6 +469,12 @@ impl<B: Backend> Owner for Slot<B> {
     fn wait_for_reductions(&self) {
         if let Some(in_flight) = &self.in_flight {
             in_flight.wait_for_all();
+        }
+    }
+
+    fn drop_reductions(&self) {
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.drop_all();
         }
     }
 

@@ -44,11 +44,17 @@ pub(crate) trait Owner: Send + Sync {
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
 
+    /// Notes, before a pass, whether it may give the parameter a gradient to reduce.
+    fn expect(&self);
+
     /// Lets other replicas know that a part of a pass begins.
     fn begin_part(&self);
 
     /// Waits for the gradients in flight between the replicas, at the end of a pass.
     fn wait_for_reductions(&self);
+
+    /// Drops them, at the end of a pass that has panicked.
+    fn drop_reductions(&self);
 
     fn progress(&self) -> &Arc<Progress>;
 }
