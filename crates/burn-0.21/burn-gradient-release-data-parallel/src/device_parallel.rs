@@ -1,6 +1,6 @@
 //! Replicas of a model on several devices of one process.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use burn::{
     module::{Module, ParamId},
@@ -183,8 +183,12 @@ impl<B: DistributedBackend> GradientReduction<B> for DeviceParallel {
         Ok(Box::new(Reducing(reduced)))
     }
 
-    fn end_step(&self, learning_rate: LearningRate) -> Result<(), ReductionError> {
-        GradientReduction::<B>::end_step(&self.parallel, learning_rate)
+    fn end_step(
+        &self,
+        learning_rate: LearningRate,
+        other_rates: &HashMap<ParamId, LearningRate>,
+    ) -> Result<(), ReductionError> {
+        GradientReduction::<B>::end_step(&self.parallel, learning_rate, other_rates)
     }
 }
 

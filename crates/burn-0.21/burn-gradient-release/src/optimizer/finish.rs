@@ -335,7 +335,7 @@ where
     let model = model.map(&mut finish);
     let mut report = finish.report;
     if let Some(reduction) = &plan.reduction {
-        agree(reduction.end_step(plan.learning_rate));
+        agree(reduction.end_step(plan.learning_rate, &plan.other_rates()));
     }
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
     let had_gradients = has_skipped || report.has_stepped();

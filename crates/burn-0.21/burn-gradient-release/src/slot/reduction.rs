@@ -1,7 +1,7 @@
 //! Reduction of complete gradients over the replicas of a model, before their step.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     error::Error,
     mem,
     num::NonZeroUsize,
@@ -98,12 +98,17 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         Ok(weight)
     }
 
-    /// Ends an optimizer step, in which every replica has stepped the same parameters.
+    /// Ends an optimizer step, in which every replica has stepped the same parameters: with this
+    /// learning rate, but for those that have one of the `other_rates`.
     ///
     /// # Errors
     ///
-    /// If a replica makes another call, or steps with another rate.
-    fn end_step(&self, _learning_rate: LearningRate) -> Result<(), ReductionError> {
+    /// If a replica makes another call, or steps with other rates.
+    fn end_step(
+        &self,
+        _learning_rate: LearningRate,
+        _other_rates: &HashMap<ParamId, LearningRate>,
+    ) -> Result<(), ReductionError> {
         Ok(())
     }
 }
