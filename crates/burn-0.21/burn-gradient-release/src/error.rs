@@ -49,12 +49,12 @@ pub enum ReleaseError {
 
     /// The model is not the one that was armed.
     #[error(
-        "the gradient of parameter {param} was used inside backward, but the model given is not the \
-         one that was armed (or no longer: its parameters were loaded or rebuilt); pass the model \
-         that `arm` returned"
+        "the gradient of parameter {param} was used inside backward, or was given to `arm_accumulated`, \
+         but the model given is not the one that was armed (or no longer: its parameters were loaded or \
+         rebuilt); pass the model that `arm` returned"
     )]
     WrongModel {
-        /// A parameter whose gradient was used and that is not in the model given.
+        /// A parameter whose gradient was used, or waits, and that is not in the model given.
         param: ParamId,
     },
 

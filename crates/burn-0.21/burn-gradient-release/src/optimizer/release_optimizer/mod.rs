@@ -384,7 +384,7 @@ where
     }
 
     /// Loads the states, also after an interrupted step. Disarms: a forward pass that has already
-    /// run gives ordinary gradients.
+    /// run gives ordinary gradients, and those a model was armed with are dropped.
     fn load_record(mut self, record: Self::Record) -> Self {
         drop(self.state.take_session());
         self.state = SharedState::new();

@@ -258,7 +258,7 @@ where
 
     /// [`into_adaptor`](Self::into_adaptor), handing the optimizer back where it refuses, as it does
     /// with states that are half old, half new. A model that is still armed is disarmed: its weights
-    /// can be used as they are.
+    /// can be used as they are. Gradients it was armed with are dropped.
     ///
     /// # Errors
     ///
