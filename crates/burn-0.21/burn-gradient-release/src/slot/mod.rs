@@ -324,6 +324,8 @@ impl<B: Backend> Slot<B> {
             Phase::Waiting(_) | Phase::Reducing(_) | Phase::Held | Phase::Untouched => {
                 Phase::Disarmed
             }
+            // The sum could not be added: the value is as it was.
+            Phase::Acting if state.leaf.is_some() => Phase::Disarmed,
             Phase::Stepped(_) => Phase::Abandoned,
             Phase::Acting | Phase::Disarmed | Phase::Abandoned | Phase::Closed => return,
         };
