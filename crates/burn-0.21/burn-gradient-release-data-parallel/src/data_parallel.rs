@@ -218,7 +218,7 @@ impl DataParallel {
     }
 
     /// The tensors of all replicas, concatenated along their first dimension in the order of the
-    /// ranks, on the first replica; the others keep theirs. Off the tape.
+    /// ranks, on the first replica; the others keep theirs. Off the tape, unless there is one replica.
     ///
     /// # Errors
     ///

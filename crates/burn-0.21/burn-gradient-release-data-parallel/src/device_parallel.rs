@@ -29,6 +29,9 @@ use crate::{DataParallel, data_parallel::Alone};
 /// order a mean is added up is up to the backend, as in Burn's `ddp`; the weights of all devices
 /// are equal, if the backend gives the same mean to all of them.
 ///
+/// With recomputed activations ([`Recompute`](burn_gradient_release::Recompute)), give all replicas
+/// shares of the same shapes: they run backward part by part, and in the same parts.
+///
 /// Before a gradient is reduced, the threads compare what it is. Where one has gone another way, or
 /// has panicked, all of them get an error.
 ///
