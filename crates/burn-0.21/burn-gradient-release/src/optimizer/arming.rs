@@ -10,11 +10,10 @@ use burn::{
     optim::{GradientsParams, SimpleOptimizer},
     tensor::{Device, Tensor, backend::Backend, ops::FloatTensor},
 };
-use burn_autodiff::NodeId;
 
 use super::{
     mark::check_unmarked,
-    session::{Session, float, wrap},
+    session::{Session, find_trained, float, wrap},
     step_plan::{Purpose, StepPlan, Stepping},
 };
 use crate::{
@@ -89,41 +88,19 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     own: Option<&Session<B::InnerBackend>>,
     model: &M,
 ) -> Result<(), ReleaseError> {
-    #[derive(Default)]
-    struct Duplicate {
-        params: HashSet<ParamId>,
-        leaves: HashMap<NodeId, ParamId>,
-        error: Option<ReleaseError>,
-    }
-
-    impl<B: ReleaseBackend> ModuleVisitor<B> for Duplicate {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if self.error.is_some() || !param.is_require_grad() {
-                return;
-            }
-            if !self.params.insert(param.id) {
-                self.error = Some(ReleaseError::DuplicateParam { param: param.id });
-                return;
-            }
-            let leaf = float(param.val()).and_then(|tensor| tensor.leaf_id());
-            self.error = leaf
-                .and_then(|leaf| self.leaves.insert(leaf, param.id))
-                .map(|first| ReleaseError::SharedTensor {
-                    first,
-                    second: param.id,
-                });
+    let mut params = HashSet::new();
+    let mut leaves = HashMap::new();
+    let duplicate = find_trained::<B, M, _>(model, |param, tensor| {
+        if !params.insert(param) {
+            return Some(ReleaseError::DuplicateParam { param });
         }
-    }
-
-    let mut duplicate = Duplicate::default();
-    model.visit(&mut duplicate);
-    match duplicate.error {
-        Some(error) => Err(error),
-        None => {
-            check_unmarked::<B, M>(model)?;
-            check_own(own, model)
-        }
-    }
+        let first = leaves.insert(tensor.leaf_id()?, param)?;
+        let second = param;
+        Some(ReleaseError::SharedTensor { first, second })
+    });
+    duplicate.map_or(Ok(()), Err)?;
+    check_unmarked::<B, M>(model)?;
+    check_own(own, model)
 }
 
 /// Checks that no session but `own` has armed a parameter.
@@ -131,26 +108,13 @@ pub(super) fn check_own<B: ReleaseBackend, M: AutodiffModule<B>>(
     own: Option<&Session<B::InnerBackend>>,
     model: &M,
 ) -> Result<(), ReleaseError> {
-    struct Check<'a, B: Backend> {
-        own: Option<&'a Session<B>>,
-        error: Option<ReleaseError>,
-    }
-
-    impl<B: ReleaseBackend> ModuleVisitor<B> for Check<'_, B::InnerBackend> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if self.error.is_some() || !param.is_require_grad() {
-                return;
-            }
-            let own = self.own.and_then(|session| session.slots.get(&param.id));
-            self.error = slot_of(param.val())
-                .filter(|slot| !own.is_some_and(|own| Arc::ptr_eq(own, slot)))
-                .and_then(|slot| check_foreign(&slot));
-        }
-    }
-
-    let mut check = Check { own, error: None };
-    model.visit(&mut check);
-    check.error.map_or(Ok(()), Err)
+    let foreign = find_trained::<B, M, _>(model, |param, tensor| {
+        let slot = tensor.snapshot()?.slot()?;
+        let own = own.and_then(|session| session.slots.get(&param));
+        let is_own = own.is_some_and(|own| Arc::ptr_eq(own, &slot));
+        check_foreign(&slot).filter(|_| !is_own)
+    });
+    foreign.map_or(Ok(()), Err)
 }
 
 /// The error for a parameter that another session has armed.

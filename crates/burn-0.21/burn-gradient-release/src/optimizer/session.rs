@@ -285,6 +285,30 @@ pub(super) fn float<B: ReleaseBackend, const D: usize>(
     }
 }
 
+/// What `look` finds first among the parameters that require gradients.
+pub(super) fn find_trained<B: ReleaseBackend, M: AutodiffModule<B>, R>(
+    model: &M,
+    look: impl FnMut(ParamId, ReleaseTensor<B::InnerBackend>) -> Option<R>,
+) -> Option<R> {
+    struct Find<F, R>(F, Option<R>);
+
+    impl<B, R, F> ModuleVisitor<B> for Find<F, R>
+    where
+        B: ReleaseBackend,
+        F: FnMut(ParamId, ReleaseTensor<B::InnerBackend>) -> Option<R>,
+    {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if self.1.is_none() && param.is_require_grad() {
+                self.1 = float(param.val()).and_then(|tensor| (self.0)(param.id, tensor));
+            }
+        }
+    }
+
+    let mut find = Find(look, None);
+    model.visit(&mut find);
+    find.1
+}
+
 pub(super) fn wrap<B: ReleaseBackend, const D: usize>(
     tensor: ReleaseTensor<B::InnerBackend>,
 ) -> Tensor<B, D> {

@@ -109,7 +109,7 @@ impl<B: Backend> DerivedConsumer<B> {
     }
 
     /// Adds the contribution, if it has arrived.
-    fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
+    pub(crate) fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
         let contribution = lock(&self.contribution);
         match contribution.as_ref().and_then(|key| grads.remove::<B>(key)) {
             Some(contribution) => {
@@ -359,15 +359,6 @@ pub(crate) fn order_hook<B: Backend>(
     })
 }
 
-/// Adds the contributions of a derived tensor where plain Burn's node would have added them.
-pub(crate) fn add_in_place<B: Backend>(
-    consumers: &Consumers<B>,
-    derived: &DerivedConsumer<B>,
-    grads: &mut Gradients,
-) {
-    derived.add_to(&consumers.node, grads);
-}
-
 /// Adds the contribution of a derived tensor as soon as the order permits; drops it if the tensor
 /// is not part of this pass.
 pub(crate) fn contribute<B: Backend>(
@@ -540,7 +531,7 @@ mod tests {
         arrive(&derived, ONE, &mut grads);
         consumers.gather(&mut grads, true);
         assert_eq!(sum(&consumers, &grads), None);
-        add_in_place(&consumers, &derived, &mut grads);
+        derived.add_to(consumers.node(), &mut grads);
         assert_eq!(sum(&consumers, &grads), Some(ONE));
     }
 
