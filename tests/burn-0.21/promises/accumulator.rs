@@ -330,3 +330,28 @@ fn a_panic_half_way_makes_the_sums_useless() {
     assert!(error.to_string().contains("begin the window anew"));
     assert!(accumulator.try_arm(last).is_err());
 }
+
+/// The sum of one parameter is of another shape; no weight has changed.
+#[test]
+fn a_new_accumulator_begins_the_window_anew() {
+    let mut bench = bench();
+    let mut sums = bench.gradients(0);
+    let bias = bench.model.layers[1].bias.as_ref().expect("it has one").id;
+    let wrong = Tensor::<Flex, 1>::ones([3], &Default::default());
+    sums.register::<Flex, 1>(bias, wrong);
+    bench.accumulate(sums);
+    bench.arm();
+    let loss = bench.loss(1);
+    panic_of(|| loss.backward());
+    let refused = bench.accumulator.try_arm(bench.model);
+    let (model, error) = refused.expect_err("half done").into_parts();
+    assert!(matches!(error, ReleaseError::HalfAccumulated { .. }));
+    bench.model = model;
+    bench.accumulator = ReleaseAccumulator::new();
+    for micro_batch in 0..2 {
+        bench.arm();
+        let grads = bench.gradients(micro_batch);
+        bench.accumulate(grads);
+    }
+    bench.finishes_as_burn(3);
+}

@@ -1,6 +1,6 @@
 //! Replicas of a model whose gradients are averaged before each step.
 
-use std::num::NonZeroUsize;
+use std::{collections::HashMap, num::NonZeroUsize};
 
 use burn::{
     module::{AutodiffModule, Module, ParamId},
@@ -219,7 +219,7 @@ impl DataParallel {
     }
 
     /// The tensors of all replicas, concatenated along their first dimension in the order of the
-    /// ranks, on the first replica; the others keep theirs. Off the tape.
+    /// ranks, on the first replica; the others keep theirs. Off the tape, unless there is one replica.
     ///
     /// # Errors
     ///
@@ -385,8 +385,20 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
         Ok(B::float_from_data(data, &device))
     }
 
-    fn end_step(&self, learning_rate: LearningRate) -> Result<(), ReductionError> {
-        Ok(self.exchange.end_step(&format!("{learning_rate:e}"))?)
+    fn end_step(
+        &self,
+        learning_rate: LearningRate,
+        other_rates: &HashMap<ParamId, LearningRate>,
+    ) -> Result<(), ReductionError> {
+        let mut rates = format!("{learning_rate:e}");
+        if !other_rates.is_empty() {
+            let rate = |param, _: &str| {
+                let rate = other_rates.get(&ParamId::from(param));
+                format!("{:e}", rate.unwrap_or(&learning_rate))
+            };
+            rates = self.exchange.rates(rate);
+        }
+        Ok(self.exchange.end_step(&rates)?)
     }
 }
 

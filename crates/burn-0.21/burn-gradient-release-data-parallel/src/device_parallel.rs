@@ -1,6 +1,6 @@
 //! Replicas of a model on several devices of one process.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use burn::{
     module::{Module, ParamId},
@@ -28,6 +28,9 @@ use crate::{DataParallel, data_parallel::Alone};
 /// marked as distributed. While the devices reduce a gradient, backward computes the next. In which
 /// order a mean is added up is up to the backend, as in Burn's `ddp`; the weights of all devices
 /// are equal, if the backend gives the same mean to all of them.
+///
+/// With recomputed activations ([`Recompute`](burn_gradient_release::Recompute)), give all replicas
+/// shares of the same shapes: they run backward part by part, and in the same parts.
 ///
 /// Before a gradient is reduced, the threads compare what it is. Where one has gone another way, or
 /// has panicked, all of them get an error.
@@ -183,8 +186,12 @@ impl<B: DistributedBackend> GradientReduction<B> for DeviceParallel {
         Ok(Box::new(Reducing(reduced)))
     }
 
-    fn end_step(&self, learning_rate: LearningRate) -> Result<(), ReductionError> {
-        GradientReduction::<B>::end_step(&self.parallel, learning_rate)
+    fn end_step(
+        &self,
+        learning_rate: LearningRate,
+        other_rates: &HashMap<ParamId, LearningRate>,
+    ) -> Result<(), ReductionError> {
+        GradientReduction::<B>::end_step(&self.parallel, learning_rate, other_rates)
     }
 }
 

@@ -1,6 +1,10 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use burn::{
@@ -12,7 +16,8 @@ use burn::{
     tensor::{DType, Tensor, TensorData, TensorPrimitive, backend::Backend},
 };
 use burn_gradient_release::{
-    GradientReduction, GradientRelease, Recipients, ReleaseOptimizer, WithGradientRelease,
+    GradientReduction, GradientRelease, GroupOptions, ParamGroup, Recipients, ReleaseOptimizer,
+    WithGradientRelease,
 };
 
 use lean_replicas::Threads;
@@ -197,12 +202,18 @@ fn replicas_that_go_another_way_are_named_for_good() {
         let rank = parallel.replicas().rank();
         let model = parallel.broadcast(model(rank, 2)).unwrap();
         let reduction: &dyn GradientReduction<Flex> = &parallel;
-        reduction.end_step(1e-3).unwrap();
+        reduction.end_step(1e-3, &HashMap::new()).unwrap();
         let data = TensorData::new(gradient(rank, 8), [2, 4]);
         let param = [model.large.id, model.small.id][rank];
         let error = reduce(&parallel, param, data, Recipients::All).unwrap_err();
         // What comes after it is the same.
-        assert_eq!(reduction.end_step(1e-3).unwrap_err().to_string(), error);
+        assert_eq!(
+            reduction
+                .end_step(1e-3, &HashMap::new())
+                .unwrap_err()
+                .to_string(),
+            error
+        );
         Err(error)
     });
     for (rank, error) in found.into_iter().enumerate() {
@@ -217,7 +228,9 @@ fn replicas_that_go_another_way_are_named_for_good() {
     let rates = errors(|parallel| {
         let rate = [1e-3, 2e-3][parallel.replicas().rank()];
         let reduction: &dyn GradientReduction<Flex> = &parallel;
-        reduction.end_step(rate).map_err(|error| error.to_string())
+        reduction
+            .end_step(rate, &HashMap::new())
+            .map_err(|error| error.to_string())
     });
     for error in rates {
         assert!(
@@ -258,6 +271,25 @@ fn step(model: Linear<Release>, mut optim: Optim) -> (Linear<Release>, Optim) {
     let grads = model.forward(batch).powi_scalar(2).mean().backward();
     let grads = GradientsParams::from_grads(grads, &model);
     (optim.step(1e-3, model, grads), optim)
+}
+
+/// Their base rate is the same.
+#[test]
+fn rates_of_groups_that_differ_are_named() {
+    let found = errors(|parallel| {
+        let factor = [0.5, 0.25][parallel.replicas().rank()];
+        let (model, optim) = stepped(&parallel);
+        let options = GroupOptions::new().with_lr_factor(factor);
+        let optim = optim.with_group(ParamGroup::from_path("weight"), options);
+        let panic = catch_unwind(AssertUnwindSafe(|| step(model, optim)));
+        let text = panic.err().map(|panic| panic.downcast::<String>());
+        Err(*text.expect("the replicas differ").expect("a text"))
+    });
+    for error in found {
+        let differences = "rank 0: the end of step 2 with rate 5e-4, 1e-3 from bias; rank 1: the end of \
+                           step 2 with rate 2.5e-4, 1e-3 from bias";
+        assert!(error.ends_with(differences), "{error}");
+    }
 }
 
 #[test]

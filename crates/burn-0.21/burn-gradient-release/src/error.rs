@@ -49,12 +49,12 @@ pub enum ReleaseError {
 
     /// The model is not the one that was armed.
     #[error(
-        "the gradient of parameter {param} was used inside backward, but the model given is not the \
-         one that was armed (or no longer: its parameters were loaded or rebuilt); pass the model \
-         that `arm` returned"
+        "the gradient of parameter {param} was used inside backward, or was given to `arm_accumulated`, \
+         but the model given is not the one that was armed (or no longer: its parameters were loaded or \
+         rebuilt); pass the model that `arm` returned"
     )]
     WrongModel {
-        /// A parameter whose gradient was used and that is not in the model given.
+        /// A parameter whose gradient was used, or waits, and that is not in the model given.
         param: ParamId,
     },
 
@@ -203,10 +203,13 @@ pub enum ReleaseError {
         given: f64,
     },
 
-    /// The optimizer owns its rate, and groups have rates of a scheduler that it does not own.
+    /// The optimizer owns its rate, and groups have rates of a [`ModuleLrScheduler`].
+    ///
+    /// [`ModuleLrScheduler`]: crate::ModuleLrScheduler
     #[error(
-        "the optimizer owns its learning rate, and its groups have those of another scheduler; build it \
-         without a rate of its own, and pass what that scheduler returns to `arm` and `step`"
+        "the optimizer owns its learning rate, and its groups have those of a `ModuleLrScheduler`; build \
+         it without a rate of its own, give it the `rates()` of that scheduler (`with_learning_rates`), \
+         and pass what its `step` returns to `arm` and `step`"
     )]
     OwnedGroupRates,
 

@@ -195,6 +195,25 @@ fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
     });
 }
 
+/// A forward pass in which another optimizer takes a step of its own.
+#[test]
+fn a_step_in_two_passes_within_another() {
+    let rule = NormClipping::GlobalNorm { max_norm: 0.05 };
+    let optim = || AdamWConfig::new().init().with_gradient_release();
+    let start = Start::new::<Mlp>(Size::Small);
+    let step = |inner: &dyn Fn()| {
+        let mut optim = optim().with_norm_clipping(rule);
+        let (model, _) = optim.two_passes(RATE, start.model::<Mlp, R>(), |model| {
+            inner();
+            Mlp::loss::<R>(model, Size::Small, 0)
+        });
+        Weights::of::<R, _>(&model)
+    };
+    let expected = step(&|| {});
+    let inner = || drop(step(&|| {}));
+    step(&inner).assert_same(&expected, "around another");
+}
+
 /// Micro-batches whose sums are clipped as a whole; the last one of a step may use other
 /// parameters, and what is held of the others counts.
 #[test]

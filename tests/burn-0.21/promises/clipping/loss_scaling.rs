@@ -364,19 +364,23 @@ fn a_skipped_step_knows_its_groups() {
 #[test]
 fn gradients_of_several_devices_are_refused() {
     let scaler = LossScalerConfig::new().init();
-    let grads = vec![(GradientsParams::new(), FlexDevice.id())];
-    let grads = MultiGradientsParams { grads };
-    let refused = sgd(&scaler)
-        .try_step_multi(1.0, vector(), grads)
-        .unwrap_err();
-    let (stepped, armed) = (0, 0);
-    let expected = ReleaseError::MultiDevice { stepped, armed };
-    assert_eq!(*refused.error(), expected);
-    let text = expected.to_string();
-    assert!(
-        text.contains("a loss scaler") && text.contains("call `step`"),
-        "{text}"
-    );
+    let mut optim = sgd(&scaler);
+    for armed in [0, 1] {
+        let model = match armed {
+            0 => vector(),
+            _ => optim.arm(1.0, vector()),
+        };
+        let grads = vec![(GradientsParams::new(), FlexDevice.id())];
+        let grads = MultiGradientsParams { grads };
+        let refused = optim.try_step_multi(1.0, model, grads).unwrap_err();
+        let expected = ReleaseError::MultiDevice { stepped: 0, armed };
+        assert_eq!(*refused.error(), expected);
+        let text = expected.to_string();
+        assert!(
+            text.contains("a loss scaler") && text.contains("call `step`"),
+            "{text}"
+        );
+    }
 }
 
 #[test]

@@ -350,4 +350,10 @@ fn settings_out_of_range_are_refused() {
         let refused = optim.try_step(RATE, model, grads).unwrap_err();
         assert!(matches!(refused.error(), ReleaseError::OutOfRange { .. }));
     }
+    // Each is a number, and their product is none.
+    let factor = GroupOptions::new().with_lr_factor(1e200);
+    let mut optim = plain().with_group(ParamGroup::all(), factor);
+    let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let refused = optim.try_arm(1e200, model).unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::OutOfRange { .. }));
 }

@@ -131,6 +131,19 @@ fn between_backward_and_step_all_but_that_step_is_refused() {
     assert!(optim.try_into_adaptor().is_ok());
 }
 
+/// They are for the model that was armed with them.
+#[test]
+fn sums_are_not_lost_with_another_model() {
+    let (model, mut optim, expected) = bench(1);
+    let sums = gradients(&model, 0);
+    let model = optim.arm_accumulated(RATE, model, sums);
+    let unrelated = start::<Mlp>().model::<Mlp, R>();
+    let (_, error) = refused(optim.try_step(RATE, unrelated, GradientsParams::new()));
+    assert_error!(error, ReleaseError::WrongModel { .. });
+    let model = optim.step(RATE, model, GradientsParams::new());
+    weights(&model).assert_same(&expected.steps[0], "of the sums alone");
+}
+
 /// The reason is of the replicas; the way out is the same for all.
 #[test]
 fn replicas_that_disagree_say_how_to_go_on() {

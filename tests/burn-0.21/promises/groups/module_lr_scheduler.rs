@@ -227,6 +227,11 @@ fn stepping_a_clone_changes_nothing_for_the_original() {
         .load_record::<Plain>(clone.to_record::<Plain>());
     next(&mut loaded);
     assert_eq!(published(&rates), before);
+    // Its own handle stays its own, beside that of another clone.
+    let own = loaded.rates();
+    let mut second = original
+        .clone()
+        .load_record::<Plain>(original.to_record::<Plain>());
     assert_eq!(next(&mut original), ahead);
     assert_eq!(published(&rates), ahead);
     // Once the original is gone there are no rates, not even those of a clone.
@@ -237,6 +242,11 @@ fn stepping_a_clone_changes_nothing_for_the_original() {
     // But a clone that has loaded a record takes its place.
     let resumed = next(&mut loaded);
     assert_eq!(published(&rates), resumed);
+    assert_eq!(published(&own), resumed);
+    next(&mut second);
+    assert_eq!(published(&own), resumed);
+    drop(second);
+    assert_eq!(published(&own), resumed);
 }
 
 /// burn-train loads a record into a clone, and replaces the original by it: also a second time, and
@@ -245,8 +255,9 @@ fn stepping_a_clone_changes_nothing_for_the_original() {
 #[test]
 fn the_handle_is_that_of_the_scheduler_that_was_resumed() {
     let mut current = scheduler();
-    let rates = current.rates();
+    let mut handles = Vec::new();
     for steps in [20, 2, 5] {
+        handles.push(current.rates());
         drop(current.clone());
         let mut saved = scheduler();
         for _ in 0..steps {
@@ -258,13 +269,15 @@ fn the_handle_is_that_of_the_scheduler_that_was_resumed() {
         for _ in 0..3 {
             let expected = next(&mut saved);
             assert_eq!(next(&mut current), expected);
-            assert_eq!(published(&rates), expected);
+            for handle in &handles {
+                assert_eq!(published(handle), expected);
+            }
         }
         // A copy that goes on by itself is not what the handle belongs to.
-        let expected = published(&rates);
+        let expected = published(&handles[0]);
         let mut copy = current.clone();
         next(&mut copy);
         next(&mut copy);
-        assert_eq!(published(&rates), expected);
+        assert_eq!(published(&handles[0]), expected);
     }
 }

@@ -119,19 +119,20 @@ fn an_owned_rate_beside_rates_of_groups_is_refused() {
     type S = Mlp;
     let start = Start::new::<S>(Size::Small);
     let mut scheduler = ModuleLrScheduler::new(RATE).with_group(ParamGroup::all(), 0.02);
-    let mut optim = SgdConfig::new()
-        .init()
-        .with_gradient_release()
-        .with_learning_rate(RATE)
-        .with_learning_rates(scheduler.rates());
+    let sgd = || SgdConfig::new().init().with_gradient_release();
+    let both = sgd().with_learning_rate(RATE);
+    let both = both.with_learning_rates(scheduler.rates());
     scheduler.step();
-    let refused = optim.try_arm(RATE, start.model::<S, R>()).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
-    let model = refused.into_model();
-    let grads = S::loss::<R>(&model, Size::Small, 0).backward();
-    let grads = GradientsParams::from_grads(grads, &model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
+    // It would use the rate of the base alone.
+    for mut optim in [both, sgd().with_lr_scheduler(scheduler)] {
+        let refused = optim.try_arm(RATE, start.model::<S, R>()).unwrap_err();
+        assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
+        let model = refused.into_model();
+        let grads = S::loss::<R>(&model, Size::Small, 0).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let refused = optim.try_step(RATE, model, grads).unwrap_err();
+        assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
+    }
 }
 
 /// Burn's own optimizer would step without them.

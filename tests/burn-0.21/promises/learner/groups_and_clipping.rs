@@ -98,6 +98,16 @@ fn rates_of_another_scheduler_are_refused() {
     assert_refused(&["gave nothing yet"], || {
         grouped(&Task::new(Net::Chain), &Training::unlogged(), false)
     });
+    // Not one that nobody reads, either.
+    assert_refused(&["with_learning_rates(scheduler.rates())"], || {
+        let training = Training::unlogged();
+        let learner = Learner::new(
+            Task::new(Net::Chain).model::<Release>(),
+            Released::optim(&training),
+            ModuleLrScheduler::new(rates()),
+        );
+        launch(learner, Released::strategy(&training), &training)
+    });
 }
 
 const MAX_NORM: f64 = 0.15;

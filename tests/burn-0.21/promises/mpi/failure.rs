@@ -1,5 +1,6 @@
 //! A replica that goes another way, or ends.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -169,10 +170,14 @@ impl GradientReduction<Flex> for Killed {
         pending
     }
 
-    fn end_step(&self, learning_rate: f64) -> Result<(), ReductionError> {
+    fn end_step(
+        &self,
+        learning_rate: f64,
+        other_rates: &HashMap<ParamId, f64>,
+    ) -> Result<(), ReductionError> {
         let is_late = self.begun.load(Ordering::Relaxed) > 9;
         kill_this_if(is_late && self.at == Some(Moment::Finish));
-        GradientReduction::<Flex>::end_step(&self.parallel, learning_rate)
+        GradientReduction::<Flex>::end_step(&self.parallel, learning_rate, other_rates)
     }
 }
 

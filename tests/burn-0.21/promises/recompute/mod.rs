@@ -8,6 +8,7 @@ pub(crate) mod equality;
 mod flat_linear;
 mod last_bits;
 mod memory;
+mod reduction;
 mod saves;
 mod scopes;
 mod two_optimizers;

@@ -2,7 +2,7 @@
 
 mod stepping;
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{any::TypeId, marker::PhantomData, sync::Arc};
 
 use burn::{
     data::dataloader::Progress,
@@ -20,7 +20,9 @@ use burn::{
         TrainingStrategy, ValidLoader,
     },
 };
-use burn_gradient_release::{Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer};
+use burn_gradient_release::{
+    ModuleLrScheduler, Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer,
+};
 use burn_gradient_release_data_parallel::{DataParallel, ReplicaError};
 
 use self::stepping::Stepping;
@@ -236,6 +238,13 @@ where
         let interrupter = components.interrupter;
         let mut optim = ReleaseOptimizer::handle_of(&learner)
             .expect("cloning a learner clones its optimizer, once");
+        // Burn's `Learner` hands out the rate of the base alone.
+        let has_groups = TypeId::of::<LR>() == TypeId::of::<ModuleLrScheduler>();
+        assert!(
+            !has_groups || optim.learning_rates().is_some(),
+            "gradient release: the `Learner` has a `ModuleLrScheduler`, and its optimizer would not read \
+             the rates of the groups; build it `with_learning_rates(scheduler.rates())`"
+        );
         if let Some(recompute) = self.recompute {
             optim = optim.with_recompute(recompute);
         }

@@ -241,6 +241,7 @@ impl Watch {
     fn new<B: Backend>(parameters: &[Arc<Consumers<B>>]) -> Self {
         let mut watched: Vec<(Arc<dyn Owner>, usize)> = Vec::new();
         for owner in parameters.iter().filter_map(|consumers| consumers.owner()) {
+            owner.expect();
             let progress = owner.progress();
             if !watched
                 .iter()
@@ -276,6 +277,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if thread::panicking() {
+            self.0.iter().for_each(|(owner, _)| owner.drop_reductions());
             // Only a pass that has begun to act leaves a step half done.
             self.0
                 .iter()

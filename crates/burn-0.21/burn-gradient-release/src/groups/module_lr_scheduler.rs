@@ -30,7 +30,8 @@ use crate::util::lock::lock;
 /// A clone has the state of the original, and a handle of its own: stepping it does not change what
 /// an optimizer reads from the original's. There is one exception, because burn-train loads a
 /// checkpoint into a clone and replaces the original by it: a clone that has [loaded a
-/// record](LrScheduler::load_record) publishes to the original's handle once the original is gone.
+/// record](LrScheduler::load_record) publishes to the original's handle, too, once the original is
+/// gone. Where several clones are trained with, give each optimizer the handle of its own.
 ///
 /// # Example
 ///
@@ -73,7 +74,8 @@ pub struct ModuleLrScheduler {
 /// `self.lr_scheduler.clone().load_record(record)`, while the optimizer holds the original's
 /// handle.
 struct Original {
-    rates: ModuleLearningRates,
+    /// All that it published to.
+    handles: Vec<ModuleLearningRates>,
     alive: Weak<()>,
 }
 
@@ -99,14 +101,21 @@ impl ModuleLrScheduler {
     /// The handle that the rates are published to, for an optimizer that reads them while a
     /// `Learner` owns the scheduler.
     pub fn rates(&self) -> ModuleLearningRates {
-        self.inherited().unwrap_or(&self.rates).clone()
+        self.rates.clone()
     }
 
-    /// The handle of the original, if this has replaced it.
-    fn inherited(&self) -> Option<&ModuleLearningRates> {
-        let original = self.original.as_ref()?;
-        let is_heir = self.is_loaded && original.alive.strong_count() == 0;
-        is_heir.then_some(&original.rates)
+    pub(crate) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// All handles that the rates are published to: also those of the original, if this has replaced
+    /// it.
+    fn handles(&self) -> impl Iterator<Item = &ModuleLearningRates> {
+        let is_gone = |original: &&Original| original.alive.strong_count() == 0;
+        let original = self.original.as_ref().filter(is_gone);
+        let inherited = original.filter(|_| self.is_loaded);
+        let inherited = inherited.into_iter().flat_map(|original| &original.handles);
+        inherited.chain([&self.rates])
     }
 }
 
@@ -122,7 +131,8 @@ impl LrScheduler for ModuleLrScheduler {
             base,
             groups: groups.collect(),
         };
-        self.rates().publish(published);
+        self.handles()
+            .for_each(|handle| handle.publish(published.clone()));
         base
     }
 
@@ -177,10 +187,10 @@ impl Clone for ModuleLrScheduler {
             groups: groups
                 .map(|(group, scheduler)| (group.clone(), scheduler.boxed_clone()))
                 .collect(),
-            rates: self.rates().fork(),
+            rates: self.rates.fork(),
             alive: Arc::new(()),
             original: Some(Original {
-                rates: self.rates(),
+                handles: self.handles().cloned().collect(),
                 alive: Arc::downgrade(&self.alive),
             }),
             is_loaded: false,
@@ -191,7 +201,7 @@ impl Clone for ModuleLrScheduler {
 /// Withdraws the rates, so that an optimizer that still reads them notices.
 impl Drop for ModuleLrScheduler {
     fn drop(&mut self) {
-        self.rates().withdraw();
+        self.handles().for_each(ModuleLearningRates::withdraw);
     }
 }
 
@@ -200,7 +210,7 @@ impl Debug for ModuleLrScheduler {
         let groups = self.groups.iter().map(|(group, _)| group);
         f.debug_struct("ModuleLrScheduler")
             .field("groups", &Vec::from_iter(groups))
-            .field("rates", &self.rates())
+            .field("rates", &self.rates)
             .finish_non_exhaustive()
     }
 }

@@ -87,7 +87,11 @@ where
             group: group.to_string(),
             near: nearest(&group.patterns(), &paths),
         }),
-        None => Ok(own),
+        None => {
+            let mut rates = own.values().map(|own| own.learning_rate);
+            rates.try_for_each(check_rate)?;
+            Ok(own)
+        }
     }
 }
 

@@ -163,12 +163,16 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 }
             }
             let is_frozen = self.plan.is_some_and(|plan| plan.is_frozen(param.id));
-            let Some(slot) = slot_of(param.val()) else {
-                return;
-            };
             let own = self
                 .session
                 .and_then(|session| session.slots.get(&param.id));
+            // A sum is stepped with by its id.
+            if own.is_some_and(|own| !own.has_acted()) {
+                self.found.insert(param.id);
+            }
+            let Some(slot) = slot_of(param.val()) else {
+                return;
+            };
             if !own.is_some_and(|own| Arc::ptr_eq(own, &slot)) {
                 self.error = check_stepped_elsewhere(&slot);
             } else if !is_frozen && slot.has_acted() {
@@ -199,7 +203,8 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
     }
     let is_frozen = |id| plan.is_some_and(|plan| plan.is_frozen(id));
     let mut slots = session.into_iter().flat_map(|session| &session.slots);
-    match slots.find(|(id, slot)| slot.has_acted() && !is_frozen(**id) && !found.contains(*id)) {
+    let is_needed = |slot: &Slot<_>| slot.has_acted() || slot.held().is_some();
+    match slots.find(|(id, slot)| is_needed(slot) && !is_frozen(**id) && !found.contains(*id)) {
         Some((param, _)) => Err(ReleaseError::WrongModel { param: *param }),
         None => Ok(()),
     }
@@ -274,8 +279,12 @@ where
                 is_untouched = slot.is_untouched();
                 held = slot.withdraw().map(from_float);
             }
-            let grad = self.grads.remove::<B::InnerBackend, D>(id);
-            let grad = sum(held, grad.map(|(grad, _device)| grad));
+            let (grad, device) = self.grads.remove::<B::InnerBackend, D>(id).unzip();
+            // Gradients of several devices are added up on one that Burn chooses.
+            if let Some(device) = device {
+                held = held.map(|held| held.to_device(&device));
+            }
+            let grad = sum(held, grad);
             if self.stepping.plan.is_frozen(id) {
                 return (Outcome::Frozen, leaf(tensor));
             }
@@ -331,7 +340,7 @@ where
     let model = model.map(&mut finish);
     let mut report = finish.report;
     if let Some(reduction) = &plan.reduction {
-        agree(reduction.end_step(plan.learning_rate));
+        agree(reduction.end_step(plan.learning_rate, &plan.other_rates()));
     }
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
     let had_gradients = has_skipped || report.has_stepped();

@@ -324,6 +324,8 @@ impl<B: Backend> Slot<B> {
             Phase::Waiting(_) | Phase::Reducing(_) | Phase::Held | Phase::Untouched => {
                 Phase::Disarmed
             }
+            // The sum could not be added: the value is as it was.
+            Phase::Acting if state.leaf.is_some() => Phase::Disarmed,
             Phase::Stepped(_) => Phase::Abandoned,
             Phase::Acting | Phase::Disarmed | Phase::Abandoned | Phase::Closed => return,
         };
@@ -449,6 +451,17 @@ impl<B: Backend> Owner for Slot<B> {
         }
     }
 
+    fn expect(&self) {
+        let is_reduced =
+            |action: &Action<B>| matches!(action, Action::Step(_) | Action::Inspect(_));
+        if let Some(in_flight) = &self.in_flight
+            && self.consumers.is_on_tape()
+            && matches!(&self.state().phase, Phase::Waiting(action) if is_reduced(action))
+        {
+            in_flight.expect(self.param);
+        }
+    }
+
     fn begin_part(&self) {
         if let Some(in_flight) = &self.in_flight {
             in_flight.begin_part();
@@ -458,6 +471,12 @@ impl<B: Backend> Owner for Slot<B> {
     fn wait_for_reductions(&self) {
         if let Some(in_flight) = &self.in_flight {
             in_flight.wait_for_all();
+        }
+    }
+
+    fn drop_reductions(&self) {
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.drop_all();
         }
     }
 

@@ -1,8 +1,9 @@
 //! Reduction of complete gradients over the replicas of a model, before their step.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, HashSet, VecDeque},
     error::Error,
+    mem,
     num::NonZeroUsize,
     sync::{Arc, Mutex},
 };
@@ -62,8 +63,9 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
 
     /// The order in which all replicas reduce, for the case that each may complete its gradients in
     /// a different one: [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of a
-    /// replica's own share. A complete gradient waits for those before it; gradients that are not
-    /// in the order wait for the end of backward. `None` reduces gradients as they come.
+    /// replica's own share. A complete gradient waits for those before it whose parameters the
+    /// forward pass has used; gradients that are not in the order wait for the end of backward. `None`
+    /// reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -96,12 +98,17 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         Ok(weight)
     }
 
-    /// Ends an optimizer step, in which every replica has stepped the same parameters.
+    /// Ends an optimizer step, in which every replica has stepped the same parameters: with this
+    /// learning rate, but for those that have one of the `other_rates`.
     ///
     /// # Errors
     ///
-    /// If a replica makes another call, or steps with another rate.
-    fn end_step(&self, _learning_rate: LearningRate) -> Result<(), ReductionError> {
+    /// If a replica makes another call, or steps with other rates.
+    fn end_step(
+        &self,
+        _learning_rate: LearningRate,
+        _other_rates: &HashMap<ParamId, LearningRate>,
+    ) -> Result<(), ReductionError> {
         Ok(())
     }
 }
@@ -135,8 +142,12 @@ pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
     recipients: Recipients,
     under_way: Mutex<VecDeque<UnderWay<B>>>,
-    /// `None` if all replicas complete their gradients in the same order.
-    turns: Option<Mutex<Turns<Complete<B>>>>,
+    /// Whether replicas may complete their gradients in different orders.
+    is_ordered: bool,
+    /// The parameters whose gradients may come in this pass.
+    expected: Mutex<HashSet<u64>>,
+    /// The order of this pass. `None` before its first gradient.
+    turns: Mutex<Option<Turns<Complete<B>>>>,
 }
 
 type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
@@ -151,14 +162,19 @@ impl<B: Backend> InFlight<B> {
         recipients: Recipients,
         is_ordered: bool,
     ) -> Self {
-        let order = is_ordered.then(|| reduction.order()).flatten();
-        let turns = order.map(|order| Mutex::new(Turns::new(order.iter().map(ParamId::val))));
         Self {
-            turns,
             reduction,
             recipients,
             under_way: Mutex::default(),
+            is_ordered,
+            expected: Mutex::default(),
+            turns: Mutex::default(),
         }
+    }
+
+    /// Notes before a backward pass that the gradient of a parameter may come.
+    pub(crate) fn expect(&self, param: ParamId) {
+        lock(&self.expected).insert(param.val());
     }
 
     /// Begins a part of a backward pass.
@@ -173,12 +189,22 @@ impl<B: Backend> InFlight<B> {
         grad: FloatTensor<B>,
         receiver: Arc<dyn Receiver<B>>,
     ) {
-        let Some(turns) = &self.turns else {
+        let mut turns = lock(&self.turns);
+        if self.is_ordered && turns.is_none() {
+            *turns = self.reduction.order().map(|order| {
+                let mut turns = Turns::new(order.iter().map(ParamId::val));
+                turns.begin(|param| lock(&self.expected).contains(&param));
+                turns
+            });
+        }
+        let Some(waiting) = turns.as_mut() else {
+            drop(turns);
             return self.send(param, grad, receiver);
         };
-        lock(turns).complete(param.val(), (grad, receiver));
+        waiting.complete(param.val(), (grad, receiver));
         // Without the lock: a step runs code of the optimizer.
-        let next = || lock(turns).take_next();
+        drop(turns);
+        let next = || lock(&self.turns).as_mut().and_then(Turns::take_next);
         while let Some((param, (grad, receiver))) = next() {
             self.send(param.into(), grad, receiver);
         }
@@ -194,20 +220,26 @@ impl<B: Backend> InFlight<B> {
 
     /// Ends a backward pass: waits for all gradients in flight.
     pub(crate) fn wait_for_all(&self) {
-        if let Some(turns) = &self.turns {
-            let (rest, completed) = {
-                let mut turns = lock(turns);
-                (turns.take_rest(), turns.take_completed())
-            };
-            for (param, (grad, receiver)) in rest {
+        lock(&self.expected).clear();
+        let turns = lock(&self.turns).take();
+        if let Some(mut turns) = turns {
+            for (param, (grad, receiver)) in turns.take_rest() {
                 self.send(param.into(), grad, receiver);
             }
-            if !completed.is_empty() {
-                let completed = completed.into_iter().map(ParamId::from);
-                self.reduction.completed(completed.collect());
-            }
+            let completed = turns.take_completed().into_iter().map(ParamId::from);
+            self.reduction.completed(completed.collect());
         }
         while self.wait_for_next() {}
+    }
+
+    /// Drops the gradients of a backward pass that has panicked. Those in flight have their
+    /// parameters, which have this.
+    pub(crate) fn drop_all(&self) {
+        lock(&self.expected).clear();
+        // Without the locks: a reduction may have code of its own there.
+        let turns = lock(&self.turns).take();
+        let under_way = mem::take(&mut *lock(&self.under_way));
+        drop((turns, under_way));
     }
 
     fn wait_for_next(&self) -> bool {

@@ -44,11 +44,17 @@ pub(crate) trait Owner: Send + Sync {
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
 
+    /// Notes, before a pass, whether it may give the parameter a gradient to reduce.
+    fn expect(&self);
+
     /// Lets other replicas know that a part of a pass begins.
     fn begin_part(&self);
 
     /// Waits for the gradients in flight between the replicas, at the end of a pass.
     fn wait_for_reductions(&self);
+
+    /// Drops them, at the end of a pass that has panicked.
+    fn drop_reductions(&self);
 
     fn progress(&self) -> &Arc<Progress>;
 }
@@ -103,7 +109,7 @@ impl<B: Backend> DerivedConsumer<B> {
     }
 
     /// Adds the contribution, if it has arrived.
-    fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
+    pub(crate) fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
         let contribution = lock(&self.contribution);
         match contribution.as_ref().and_then(|key| grads.remove::<B>(key)) {
             Some(contribution) => {
@@ -353,15 +359,6 @@ pub(crate) fn order_hook<B: Backend>(
     })
 }
 
-/// Adds the contributions of a derived tensor where plain Burn's node would have added them.
-pub(crate) fn add_in_place<B: Backend>(
-    consumers: &Consumers<B>,
-    derived: &DerivedConsumer<B>,
-    grads: &mut Gradients,
-) {
-    derived.add_to(&consumers.node, grads);
-}
-
 /// Adds the contribution of a derived tensor as soon as the order permits; drops it if the tensor
 /// is not part of this pass.
 pub(crate) fn contribute<B: Backend>(
@@ -534,7 +531,7 @@ mod tests {
         arrive(&derived, ONE, &mut grads);
         consumers.gather(&mut grads, true);
         assert_eq!(sum(&consumers, &grads), None);
-        add_in_place(&consumers, &derived, &mut grads);
+        derived.add_to(consumers.node(), &mut grads);
         assert_eq!(sum(&consumers, &grads), Some(ONE));
     }
 

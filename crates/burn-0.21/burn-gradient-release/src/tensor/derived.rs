@@ -290,7 +290,7 @@ impl<B: Backend> Expression<B> {
              operation with `ReleaseTensor::apply`"
         );
         for edge in &on_tape.operands {
-            consumers::add_in_place(&edge.consumers, &edge.derived, grads);
+            edge.derived.add_to(edge.consumers.node(), grads);
         }
     }
 

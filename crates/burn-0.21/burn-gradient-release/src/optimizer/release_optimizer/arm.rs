@@ -11,7 +11,7 @@ use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
     error::{Refused, ReleaseError, expect},
-    groups::path_of,
+    groups::{ModuleLrScheduler, path_of},
     optimizer::{
         arming,
         assign::assign,
@@ -224,7 +224,12 @@ where
     }
 
     pub(super) fn check_owned_groups(&self) -> Result<(), ReleaseError> {
-        match self.rate.is_some() && self.stepper.learning_rates.is_some() {
+        let Some(owned) = &self.rate else {
+            return Ok(());
+        };
+        let scheduler = owned.scheduler::<ModuleLrScheduler>();
+        let has_groups = scheduler.is_some_and(ModuleLrScheduler::has_groups);
+        match has_groups || self.stepper.learning_rates.is_some() {
             true => Err(ReleaseError::OwnedGroupRates),
             false => Ok(()),
         }

@@ -78,8 +78,8 @@ where
         expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
     }
 
-    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed, and
-    /// `grads`. These are those of earlier micro-batches, as for
+    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed if the
+    /// first pass has begun, and `grads`. These are those of earlier micro-batches, as for
     /// [`arm_accumulated`](Self::arm_accumulated).
     ///
     /// # Errors
@@ -169,7 +169,8 @@ where
     /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm
     /// to measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm),
     /// run forward and backward again, [`step`](burn::optim::Optimizer::step). If the norm was not
-    /// finite, call `step` at once, which skips the step.
+    /// finite, call `step` at once, which skips the step. Run both within [`TwoPasses`], which makes
+    /// them draw the same random numbers: nothing else notices that they do not.
     ///
     /// # Errors
     ///

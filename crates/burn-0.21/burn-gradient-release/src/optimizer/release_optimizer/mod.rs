@@ -14,6 +14,7 @@ use burn::{
         GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
         adaptor::OptimizerAdaptor,
     },
+    tensor::backend::AutodiffBackend,
 };
 
 use super::{
@@ -108,14 +109,10 @@ where
 }
 
 /// Parts of an optimizer that its handles share. They do not depend on the module.
-struct HandleParts<O, B>
-where
-    O: SimpleOptimizer<B::InnerBackend>,
-    B: ReleaseBackend,
-{
-    stepper: Stepper<O, B>,
-    state: SharedState<B::InnerBackend>,
-}
+type HandleParts<O, B> = (
+    Stepper<O, B>,
+    SharedState<<B as AutodiffBackend>::InnerBackend>,
+);
 
 impl<O, M, B> From<OptimizerAdaptor<O, M, B>> for ReleaseOptimizer<O, M, B>
 where
@@ -166,12 +163,13 @@ where
     /// type. The handle belongs to the optimizer that the owner has now: ask for it after loading a
     /// record.
     pub fn handle_of<T: Clone>(owner: &T) -> Option<Self> {
-        let parts: HandleParts<O, B> = handle::capture(|| drop(owner.clone()))?;
+        let parts = handle::capture(|| drop(owner.clone()));
+        let (stepper, state): HandleParts<O, B> = parts?;
         Some(Self {
-            stepper: parts.stepper,
+            stepper,
             // The owner's own optimizer checks its `step` against a rate that it owns.
             rate: None,
-            state: parts.state,
+            state,
             module: PhantomData,
         })
     }
@@ -264,6 +262,11 @@ where
     pub fn with_learning_rates(mut self, rates: ModuleLearningRates) -> Self {
         self.stepper.learning_rates = Some(rates);
         self
+    }
+
+    /// Access the learning rates of groups.
+    pub fn learning_rates(&self) -> Option<&ModuleLearningRates> {
+        self.stepper.learning_rates.as_ref()
     }
 
     /// Recomputes activations in the backward passes of models that this optimizer arms: see
@@ -376,7 +379,7 @@ where
     }
 
     /// Loads the states, also after an interrupted step. Disarms: a forward pass that has already
-    /// run gives ordinary gradients.
+    /// run gives ordinary gradients, and those a model was armed with are dropped.
     fn load_record(mut self, record: Self::Record) -> Self {
         drop(self.state.take_session());
         self.state = SharedState::new();
@@ -394,10 +397,7 @@ where
     B: ReleaseBackend,
 {
     fn clone(&self) -> Self {
-        handle::offer(|| HandleParts {
-            stepper: self.stepper.clone(),
-            state: self.state.share(),
-        });
+        handle::offer::<HandleParts<O, B>>(|| (self.stepper.clone(), self.state.share()));
         Self {
             stepper: self.stepper.fork(),
             rate: self.rate.clone(),

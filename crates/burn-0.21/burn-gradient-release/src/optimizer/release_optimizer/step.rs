@@ -132,10 +132,13 @@ where
             assign(&self.stepper, owned, model)?;
         }
         let armed = self.state.with_session(|session| {
-            let stepped = session.map_or(0, |session| session.acted());
-            if grads.is_multi() && stepped > 0 {
-                let armed = session.map_or(0, |session| session.armed());
-                return Err(ReleaseError::MultiDevice { stepped, armed });
+            if let Some(session) = session.filter(|_| grads.is_multi())
+                && (session.acted() > 0 || self.stepper.gradients.looks_ahead())
+            {
+                return Err(ReleaseError::MultiDevice {
+                    stepped: session.acted(),
+                    armed: session.armed(),
+                });
             }
             finish::check_finish::<B, M>(session, model, grads)?;
             Ok(session.and_then(|session| session.plan().cloned()))
@@ -258,7 +261,7 @@ where
 
     /// [`into_adaptor`](Self::into_adaptor), handing the optimizer back where it refuses, as it does
     /// with states that are half old, half new. A model that is still armed is disarmed: its weights
-    /// can be used as they are.
+    /// can be used as they are. Gradients it was armed with are dropped.
     ///
     /// # Errors
     ///
