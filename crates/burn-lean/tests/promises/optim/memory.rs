@@ -73,9 +73,9 @@ fn a_step_with_release_is_in_place() {
             model = next;
             let weights = in_weights(peak);
             println!("step {step}: {weights:.4}");
-            // The gradient, and what backward needs to make it. The first step makes the moments,
-            // too, and has taken 5 weights in one build and 6 in another: why is not known.
-            assert!(step == 0 || weights < 2.1, "step {step}: {weights}");
+            // The gradient, and what backward needs to make it. The first step makes the moments, too.
+            let most = if step == 0 { 4.1 } else { 2.1 };
+            assert!(weights < most, "step {step}: {weights}");
         }
         assert_eq!(optim.last_step().unwrap().in_place(), 1);
         assert_eq!(model.num_params(), WIDTH * WIDTH);
