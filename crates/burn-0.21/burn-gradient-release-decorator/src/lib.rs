@@ -6,13 +6,13 @@
 //! decorator, which makes methods of them:
 //!
 //! ```
-//! macro_rules! names {
+//! macro_rules! list {
 //!     ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
 //!         [$(stringify!($name)),*]
 //!     };
 //! }
 //!
-//! let operations = burn_gradient_release_decorator::activation_ops!(names);
+//! let operations = burn_gradient_release_decorator::activation_ops!(list);
 //! assert!(operations.contains(&"gelu"));
 //! ```
 //!

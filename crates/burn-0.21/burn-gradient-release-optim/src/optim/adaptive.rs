@@ -23,7 +23,7 @@ use crate::{
 /// [`StableAdamW`](super::StableAdamW).
 #[derive(Clone, Debug)]
 pub struct Adaptive<R> {
-    pub(super) rule: R,
+    pub(crate) rule: R,
     /// Divides by the largest second moment so far.
     pub(super) amsgrad: bool,
     pub(super) settings: Settings,

@@ -2,8 +2,7 @@
 
 use std::fmt::Debug;
 
-use super::super::{CannotAccumulate, MicroBatch, MomentDecay, Number, Rule};
-use super::Surprise;
+use super::super::{CannotAccumulate, Measure, MicroBatch, MomentDecay, Number, Rule};
 
 /// An optimizer that steps by a first and a second moment.
 pub trait AdaptiveRule: Copy + Debug + Send + Sync + 'static {
@@ -99,6 +98,24 @@ impl Factors {
                 moment_2.mul_scalar(self.beta_2) + grad.square().mul_scalar(self.rest_2),
             ],
         }
+    }
+}
+
+/// The squared gradient over its moving average; zero for NaN, which would otherwise spread to the
+/// mean and so to all weights of the parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Surprise {
+    pub(super) factors: Factors,
+    pub(super) least: f64,
+}
+
+impl Measure<2> for Surprise {
+    #[inline(always)]
+    fn measure<T: Number>(&self, grad: T, states: Option<[T; 2]>) -> T {
+        let [_, moment_2] = self.factors.moments(grad.clone(), states);
+        // NaN stays NaN in `max_pair`, and the last operation makes it zero.
+        let least = moment_2.zeros_like().add_scalar(self.least);
+        (grad.square() / moment_2.max_pair(least)).clamp_min(0.0)
     }
 }
 

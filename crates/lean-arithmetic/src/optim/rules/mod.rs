@@ -19,14 +19,14 @@ pub use adagrad::AdaGrad;
 pub use adam::{Adam, AdamUpdate};
 pub use adamw::{AdamW, AdamWUpdate};
 pub use adan::{Adan, Nesterov};
-pub use adaptive::{AdaptiveRule, AmsGrad, Factors, Update, WithMoments};
+pub use adaptive::{AdaptiveRule, AmsGrad, Factors, Surprise, Update, WithMoments};
 pub use came::{Came, CameState};
 pub use decay::CoupledDecay;
 pub use lion::{Lion, Signed};
 pub use radam::{RAdam, Rectified};
 pub use rmsprop::{Centered, CenteredWithMomentum, Plain, Root, WithMomentum};
 pub use sgd::{Descent, HeavyBall, Momentum};
-pub use stable_adamw::{Decayed, StableAdamW, Surprise};
+pub use stable_adamw::{Decayed, StableAdamW};
 
 /// A decay rate to the power of a number of steps. From 2^31 steps on, where Burn's exponents are
 /// negative, it stays what it is: zero.

@@ -1,8 +1,8 @@
 //! StableAdamW.
 
 use super::{
-    super::{CannotAccumulate, Measure, MicroBatch, MomentDecay, Number},
-    AdaptiveRule, Factors, Update, WithMoments, power,
+    super::{CannotAccumulate, MicroBatch, MomentDecay, Number},
+    AdaptiveRule, Factors, Surprise, Update, WithMoments, power,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -84,24 +84,6 @@ impl AdaptiveRule for StableAdamW {
 
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
         decay.steps_with_gradient("StableAdamW")
-    }
-}
-
-/// The squared gradient over its moving average; zero for NaN, which would otherwise spread to the
-/// mean and so to all weights of the parameter.
-#[derive(Clone, Copy, Debug)]
-pub struct Surprise {
-    factors: Factors,
-    least: f64,
-}
-
-impl Measure<2> for Surprise {
-    #[inline(always)]
-    fn measure<T: Number>(&self, grad: T, states: Option<[T; 2]>) -> T {
-        let [_, moment_2] = self.factors.moments(grad.clone(), states);
-        // NaN stays NaN in `max_pair`, and the last operation makes it zero.
-        let least = moment_2.zeros_like().add_scalar(self.least);
-        (grad.square() / moment_2.max_pair(least)).clamp_min(0.0)
     }
 }
 
