@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use burn::module::{Module, Param, ParamGroup};
-use burn::tensor::{DType, Tensor};
+use burn::module::{Module, Param, ParamGroup, ParamId};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::error::{Refused, ReleaseError};
 use crate::groups::check_groups;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
-use crate::path::{Path, PathMapper, PathVisitor, WithPaths, params_of, path_text};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
 use crate::wide::is_half;
 
 /// Casts a model to bf16 or f16, except for its normalizations, which stay in f32.
@@ -140,8 +140,8 @@ impl MixedPrecision {
         let mut modules = Modules::default();
         model.visit(&mut WithPaths::new(&mut modules));
         let mut paths = Vec::new();
-        for param in params_of(model) {
-            let path = path_text(&param.path);
+        for param in modules.params {
+            let path = param.path;
             let is_named = self
                 .kept
                 .iter()
@@ -149,7 +149,7 @@ impl MixedPrecision {
             if is_named {
                 continue;
             }
-            if let Some(norm) = norm_of(&param.path).filter(|_| !self.casts_norms) {
+            if let Some(norm) = param.norm.filter(|_| !self.casts_norms) {
                 if !modules.mixing.contains(&norm.path) {
                     return Err(norm.cannot_mix(self.dtype));
                 }
@@ -224,9 +224,14 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
 /// Applies the pending updates of running statistics, which are in the type of before: Burn would
 /// apply them to those of after.
 pub(crate) fn synchronize<M: Module>(model: &M) {
-    let params = params_of(model);
-    let mut norms = params.iter().filter_map(|param| norm_of(&param.path));
-    if norms.any(|norm| norm.container == "Struct:BatchNorm") {
+    let mut modules = Modules::default();
+    model.visit(&mut WithPaths::new(&mut modules));
+    let is_batch_norm = |norm: &SubModule| norm.container == "Struct:BatchNorm";
+    let mut norms = modules
+        .params
+        .iter()
+        .filter_map(|param| param.norm.as_ref());
+    if norms.any(is_batch_norm) {
         drop(model.valid());
     }
 }
@@ -249,10 +254,21 @@ const TABLES: [(&str, &str); 2] = [
 /// What a model is made of, as far as it matters for types.
 #[derive(Default)]
 struct Modules {
+    params: Vec<FloatParam>,
     /// Normalizations that take an input in half precision with gains in f32.
     mixing: HashSet<String>,
     /// Modules with a table that is added to an input, or multiplied with it, in the table's type.
     tables: Vec<SubModule>,
+}
+
+struct FloatParam {
+    id: ParamId,
+    path: String,
+    device: Device,
+    /// Before it is initialized, that of its device.
+    dtype: DType,
+    /// The normalization that it belongs to.
+    norm: Option<SubModule>,
 }
 
 struct SubModule {
@@ -292,14 +308,25 @@ impl PathVisitor for Modules {
         }
     }
 
-    fn visit<const D: usize>(&mut self, _: &Path, _: &Param<Tensor<D>>) {}
-}
-
-/// The normalization that a parameter belongs to.
-fn norm_of(path: &Path) -> Option<SubModule> {
-    let ((_, container), outer) = path.split_last()?;
-    NORMS.contains(&container.as_str()).then(|| SubModule {
-        path: path_text(outer),
-        container: container.clone(),
-    })
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        let norm = path
+            .split_last()
+            .filter(|((_, container), _)| NORMS.contains(&container.as_str()));
+        let norm = norm.map(|((_, container), outer)| SubModule {
+            path: path_text(outer),
+            container: container.clone(),
+        });
+        let device = param.lazy_device();
+        let dtype = match param.is_initialized() {
+            true => param.val().dtype(),
+            false => device.settings().float_dtype.into(),
+        };
+        self.params.push(FloatParam {
+            id: param.id,
+            path: path_text(path),
+            device,
+            dtype,
+            norm,
+        });
+    }
 }

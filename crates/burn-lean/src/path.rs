@@ -1,13 +1,10 @@
 //! The parameters of a model, and their paths.
 
 use burn::Tensor;
-use burn::backend::autodiff::NodeId;
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Shape};
-
-use crate::tape::node_of;
+use burn::tensor::Shape;
 
 /// The names and container types of the modules around a parameter, from the outermost.
 pub(crate) type Path = Vec<(String, String)>;
@@ -85,12 +82,7 @@ pub(crate) struct AnyParam {
     pub(crate) id: ParamId,
     pub(crate) path: Path,
     pub(crate) shape: Shape,
-    pub(crate) device: Device,
-    /// Of its base. Before it is initialized, that of its device.
-    pub(crate) dtype: DType,
-    /// The node of its base. `None` before it is initialized, and on an unknown backend.
-    pub(crate) node: Option<NodeId>,
-    /// Whether it requires gradients.
+    /// Whether it requires gradients. Asking that initializes a lazy parameter.
     pub(crate) is_trained: bool,
     get: fn(&GradientsParams, ParamId) -> Option<DispatchTensor>,
     remove: fn(&mut GradientsParams, ParamId) -> Option<DispatchTensor>,
@@ -99,17 +91,10 @@ pub(crate) struct AnyParam {
 
 impl AnyParam {
     pub(crate) fn new<const D: usize>(path: &Path, param: &Param<Tensor<D>>) -> Self {
-        let device = param.lazy_device();
-        // A lazy one stays so: initialized out of turn, it would draw other numbers.
-        let base = param.is_initialized().then(|| param.base().into_dispatch());
-        let of_device = || device.settings().float_dtype.into();
         Self {
             id: param.id,
             path: path.clone(),
             shape: param.lazy_shape(),
-            dtype: base.as_ref().map_or_else(of_device, TensorMetadata::dtype),
-            node: base.as_ref().and_then(node_of),
-            device,
             is_trained: param.is_require_grad(),
             get: |grads, id| Some(grads.get::<D>(id)?.into_dispatch()),
             remove: |grads, id| Some(grads.remove::<D>(id)?.into_dispatch()),

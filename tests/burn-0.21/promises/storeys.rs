@@ -17,7 +17,7 @@ const STOREYS: [(&str, &str); 5] = [
     ),
     (
         "burn-lean",
-        "lock error wide recompute::random backend marks tape path groups hook_orders reduction gradients \
+        "lock path error wide recompute::random backend marks tape groups hook_orders reduction gradients \
          session recompute::scope parameter recompute optimizer mixed_precision data_parallel train \
          operations optim timeline",
     ),

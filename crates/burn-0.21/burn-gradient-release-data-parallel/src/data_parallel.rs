@@ -108,7 +108,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If the models differ in a parameter, its shape or its type.
+    /// If the models differ in a parameter, its shape, its type or whether it is trained.
     pub fn broadcast<B: Backend, M: Module<B>>(&self, model: M) -> Result<M, ReplicaError> {
         let model = model::broadcast(self.replicas(), model, true)?;
         self.exchange.know(model::known(&model));

@@ -172,7 +172,7 @@ fn models_that_differ_are_named() {
         shapes,
         [0, 1].map(|rank| format!(
             "rank {rank} of 2: the replicas do not do the same: rank 0: parameter large \
-             [2, 4] F32; rank 1: parameter large [3, 4] F32"
+             [2, 4] F32, not trained; rank 1: parameter large [3, 4] F32, not trained"
         ))
     );
     let values = errors(|parallel| {

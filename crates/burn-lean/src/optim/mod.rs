@@ -37,9 +37,9 @@ mod sgd;
 mod stable_adamw;
 mod step;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::optim::{ModuleOptimizer, Optimizer};
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Tensor};
 use lean_arithmetic::optim::Moments;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
@@ -60,7 +60,7 @@ pub use rounding::{LowBits, MasterWeights, MasterWeights24, Rounding, Stochastic
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
-use crate::path::{is_embedding, params_of};
+use crate::path::{Path, PathVisitor, WithPaths, is_embedding};
 use settings::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
@@ -171,7 +171,18 @@ pub trait EightBitMoments: Lean {
 }
 
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
-    let params = params_of(model).into_iter();
-    let embeddings = params.filter(|param| is_embedding(&param.path));
-    embeddings.map(|param| param.shape).collect()
+    #[derive(Default)]
+    struct Embeddings {
+        shapes: Vec<Shape>,
+    }
+    impl PathVisitor for Embeddings {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            if is_embedding(path) {
+                self.shapes.push(param.lazy_shape());
+            }
+        }
+    }
+    let mut embeddings = Embeddings::default();
+    model.visit(&mut WithPaths::new(&mut embeddings));
+    embeddings.shapes
 }

@@ -14,7 +14,7 @@ use burn::optim::join_path;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 #[cfg(feature = "optim")]
 use burn::store::RecordError;
-use burn::tensor::{Device, Shape};
+use burn::tensor::{DType, Device, Shape};
 #[cfg(feature = "optim")]
 use burn_pack::Writer;
 
@@ -100,17 +100,19 @@ pub(super) fn step<const D: usize>(
     (weight.into_dispatch(), Taken::Stepped)
 }
 
-/// Asks the optimizer of a parameter of rank `D` whether it steps a weight of this shape.
-pub(super) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape) -> Answer;
+/// Asks the optimizer of a parameter of rank `D` whether it steps a weight of this shape and type.
+pub(super) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
 
 /// An [`Ask`], for an optimizer whose states are dropped.
 pub(super) fn ask<const D: usize>(
     optim: &mut ModuleOptimizer,
     param: &AnyParam,
     shape: Shape,
+    device: &Device,
+    dtype: DType,
 ) -> Answer {
-    let (shape, device) = (shape.dims::<D>(), param.device.clone().inner());
-    let one = || Tensor::<D>::ones([1; D], (&device, param.dtype));
+    let shape = shape.dims::<D>();
+    let one = || Tensor::<D>::ones([1; D], (&device.clone().inner(), dtype));
     let ones = || one().expand(shape);
     asked(|| {
         step_one(optim, 0.0.into(), param.id, &param.path, ones(), ones());

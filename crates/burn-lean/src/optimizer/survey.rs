@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::Tensor;
-use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
@@ -40,6 +41,10 @@ pub(super) struct Survey {
 /// A parameter of a model.
 pub(super) struct Surveyed {
     pub(super) param: AnyParam,
+    /// The node of its base; `None` on an unknown backend.
+    leaf: Option<NodeId>,
+    device: Device,
+    dtype: DType,
     ask: Ask,
     is_distributed: bool,
     /// The parameter has another reparameterization, which leaves no room for ours.
@@ -181,10 +186,10 @@ impl Survey {
                     path: surveyed.path(),
                 });
             }
-            if surveyed.param.node.is_none() {
+            if surveyed.leaf.is_none() {
                 return Err(ReleaseError::Backend {
                     path: surveyed.path(),
-                    device: format!("{:?}", surveyed.param.device),
+                    device: format!("{:?}", surveyed.device),
                 });
             }
             let found = self.found.get(&surveyed.param.id);
@@ -282,7 +287,7 @@ impl Survey {
 
     /// Checks that the gradients of the model can be unscaled.
     pub(super) fn check_precision(&self) -> Result<(), ReleaseError> {
-        let is_half = |surveyed: &&Surveyed| surveyed.param.dtype == DType::F16;
+        let is_half = |surveyed: &&Surveyed| surveyed.dtype == DType::F16;
         match self.trained().find(is_half) {
             Some(surveyed) => Err(ReleaseError::HalfPrecision {
                 path: surveyed.path(),
@@ -300,26 +305,32 @@ impl Survey {
         gives_f32: bool,
         asked: &mut Vec<(Device, HashSet<(ParamId, DType)>)>,
     ) -> Result<(), ReleaseError> {
-        let is_new = |Surveyed { param, .. }: &&Surveyed| {
-            let known = asked.iter().find(|known| known.0 == param.device);
-            known.is_none_or(|(_, known)| !known.contains(&(param.id, param.dtype)))
+        let is_new = |surveyed: &&Surveyed| {
+            let known = asked.iter().find(|known| known.0 == surveyed.device);
+            known.is_none_or(|(_, known)| !known.contains(&(surveyed.param.id, surveyed.dtype)))
         };
         let new: Vec<_> = self.trained().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
         }
-        let has_bf16 = |surveyed: &Surveyed| surveyed.param.device.supports_dtype(DType::BF16);
+        let has_bf16 = |surveyed: &Surveyed| surveyed.device.supports_dtype(DType::BF16);
         let params = new.iter().map(|it| (&it.param, has_bf16(it)));
         let refusing = may_refuse(optim, params);
         // With the settings and the groups of the optimizer, and none of its states.
         let mut stateless = optim.clone().load_record(OptimizerRecord::default());
         let mut optim = optim.clone();
         for surveyed in new {
-            let Surveyed { param, ask, .. } = surveyed;
-            let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(param.dtype));
+            let Surveyed {
+                param,
+                device,
+                dtype,
+                ask,
+                ..
+            } = surveyed;
+            let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(*dtype));
             let answer = match (refusing.contains(&param.id), needs_f32) {
                 (true, _) => {
-                    let asked = |optim| ask(optim, param, param.shape.clone());
+                    let asked = |optim| ask(optim, param, param.shape.clone(), device, *dtype);
                     // Burn moves the states to the device first, which may not have their type.
                     match asked(&mut stateless) {
                         refused if refused.refusal.is_some() => refused,
@@ -330,7 +341,7 @@ impl Survey {
                 (false, false) => continue,
                 (false, true) => {
                     let one = Shape::from(vec![1; param.shape.num_dims()]);
-                    ask(&mut stateless, param, one)
+                    ask(&mut stateless, param, one, device, *dtype)
                 }
             };
             if let Some(reason) = answer.refusal {
@@ -340,13 +351,13 @@ impl Survey {
                 return Err(ReleaseError::F32Gradients { path });
             }
         }
-        for Surveyed { param, .. } in self.trained() {
-            let device = asked.iter().position(|known| known.0 == param.device);
+        for surveyed in self.trained() {
+            let device = asked.iter().position(|known| known.0 == surveyed.device);
             let device = device.unwrap_or_else(|| {
-                asked.push((param.device.clone(), HashSet::new()));
+                asked.push((surveyed.device.clone(), HashSet::new()));
                 asked.len() - 1
             });
-            asked[device].1.insert((param.id, param.dtype));
+            asked[device].1.insert((surveyed.param.id, surveyed.dtype));
         }
         Ok(())
     }
@@ -400,7 +411,7 @@ impl Surveyed {
     /// Whether something was loaded into the base, or computed from it, while the parameter has
     /// this slot.
     pub(super) fn is_replaced(&self, slot: &Slot) -> bool {
-        self.param.node != Some(slot.leaf_id()) && self.holds != Holds::Placeholder
+        self.leaf != Some(slot.leaf_id()) && self.holds != Holds::Placeholder
     }
 
     /// Checks that a gradient is not what an earlier backward has left of one that it took.
@@ -431,6 +442,9 @@ impl PathVisitor for Survey {
         let base = param.base().into_dispatch();
         self.params.push(Surveyed {
             param: AnyParam::new(path, param),
+            leaf: node_of(&base),
+            device: param.lazy_device(),
+            dtype: base.dtype(),
             ask: ask::<D>,
             is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,

@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
+use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::phase::{Phase, Purpose, Taken};
 use super::weight::Weight;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
-use burn::module::{Module, ParamGroup, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{
     DynOptimizer, DynState, LearningRate, ModuleOptimizer, OptimizerRecord, SgdConfig, StateSink,
     StateSource,
@@ -27,7 +27,8 @@ use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 use crate::error::expect;
 use crate::gradients::PATH_IN_CHECKPOINT as DOOR;
 use crate::optimizer::step_one;
-use crate::path::{Path, params_of};
+use crate::path::Path;
+use crate::tape::node_of;
 use crate::{GradientRecord, ReleaseOptimizer};
 
 /// Creates the learner for a training with gradient release, and is otherwise `Learner::new`.
@@ -161,8 +162,16 @@ impl Made {
 
 /// The leaves of parameters that are initialized.
 fn leaves<M: Module>(model: &M) -> Vec<Option<NodeId>> {
-    let params = params_of(model).into_iter();
-    params.map(|param| param.node).collect()
+    struct Leaves(Vec<Option<NodeId>>);
+    impl ModuleVisitor for Leaves {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let leaf = || node_of(&param.base().into_dispatch());
+            self.0.push(param.is_initialized().then(leaf).flatten());
+        }
+    }
+    let mut leaves = Leaves(Vec::new());
+    model.visit(&mut leaves);
+    leaves.0
 }
 
 /// Sees that a learner's scheduler moves. Stops a strategy that would train without a setting of the
