@@ -11,7 +11,6 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
-use crate::backend::plain;
 use crate::marks;
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
@@ -29,7 +28,7 @@ thread_local! {
 
 /// What clones that share their slots are for.
 pub(crate) enum Share {
-    /// The module of a scope. It has no leaf of the model: so it says which parameters are apart from
+    /// The module of a scope. There, all parameters are constants: so it says which are apart from
     /// the armed ones, frozen or with a leaf of their own, by their [places](Found::place).
     Scope { apart: HashSet<usize> },
     /// The model itself.
@@ -60,7 +59,8 @@ pub(crate) struct Found {
     pub(crate) slot: Arc<Slot>,
     /// The address of its reparameterization. A module may have two of one id.
     pub(crate) place: usize,
-    pub(crate) role: Role,
+    /// Whether it belongs to the module of a scope, in which all bases are constants.
+    pub(crate) is_in_scope: bool,
     pub(crate) holder: Holder,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
@@ -150,7 +150,7 @@ pub(crate) struct Released {
 
 /// What the parameter is part of.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Role {
+enum Role {
     /// A model.
     Model,
     /// The module of a scope.
@@ -312,12 +312,7 @@ impl Released {
         // The module of a scope holds no leaf of the model. What `forward` has captured does.
         let is_in_scope = mode() != Mode::Tape && self.role == Role::Scope;
         if is_in_scope && self.is_the_slots() && self.has_placeholder(&base) {
-            // Frozen inside of the scope, it is used all the same: no step may come before backward.
-            let read = self.read_armed(base.clone());
-            return match is_tracked(&base) {
-                true => read,
-                false => constant(plain(read), base.autodiff),
-            };
+            return self.read_armed(base);
         }
         if !self.has_placeholder(&base) {
             return base;
@@ -374,7 +369,7 @@ impl Released {
             id: self.slot.id(),
             slot: self.slot.clone(),
             place: self.place(),
-            role: self.role,
+            is_in_scope: self.role != Role::Model,
             holder,
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 
 use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::marks;
-use crate::parameter::{Released, Role, Share, find, shared};
+use crate::parameter::{Released, Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
 use crate::recompute::outline::Outline;
@@ -227,7 +227,7 @@ fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
 /// The parameters whose weights are in slots.
 #[derive(Default)]
 struct Armed {
-    /// The bases of those that are stepped inside backward.
+    /// The leaves of those that are stepped inside backward.
     own: HashSet<NodeId>,
     /// The places of those that were frozen, or got another leaf, while they were armed.
     apart: HashSet<usize>,
@@ -258,26 +258,24 @@ fn armed_in<M: Module>(module: &M) -> Armed {
             continue;
         }
         assert!(
-            found.role != Role::Model || !found.is_apart,
+            found.is_in_scope || !found.is_apart,
             "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
              give it the model that is armed, or `copy.materialize()`",
             path_text(&found.slot.path())
         );
-        match found.role {
-            Role::Model if base != Some(found.slot.leaf_id()) => {
-                armed.apart.insert(found.place);
-            }
-            Role::Model | Role::Scope => armed.own.extend(base),
-            // The scope around this one knows it.
-            Role::ApartInScope => {}
+        let leaf = found.slot.leaf_id();
+        // The scope around this one knows what is apart.
+        if found.is_in_scope || base == Some(leaf) {
+            armed.own.insert(leaf);
+        } else {
+            armed.apart.insert(found.place);
         }
     }
     armed
 }
 
 /// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
-/// the leaves of parameters that are not armed. The armed ones become leaves of no graph, which tell
-/// what is frozen inside of the scope.
+/// the leaves of parameters that are not armed.
 struct Leaves {
     armed: HashSet<NodeId>,
     found: Vec<Leaf>,
@@ -303,7 +301,7 @@ impl ModuleMapper for Leaves {
                 is_distributed,
             });
         }
-        param.map(|leaf| leaf.set_require_grad(false).set_require_grad(!is_leaf))
+        param.map(|leaf| leaf.set_require_grad(false))
     }
 }
 

@@ -111,59 +111,6 @@ fn a_frozen_copy_of_the_armed_model() {
     }
 }
 
-/// In the closure of a scope. Where the model is used around the scope, its weights must not be stepped
-/// before the scope has run again.
-#[test]
-fn frozen_inside_of_a_scope() {
-    type Run = fn(&Small, Tensor<2>, bool) -> Tensor<2>;
-    let runs: [(&str, Run); 6] = [
-        ("alone", |model, x, again| {
-            let frozen = |model: &Small, x| model.clone().no_grad().forward(x);
-            forward(model, x, again, frozen)
-        }),
-        ("between uses", |model, x, again| {
-            let frozen = |model: &Small, x| model.clone().no_grad().forward(x);
-            let x = forward(model, model.forward(x), again, frozen);
-            model.forward(x.tanh())
-        }),
-        ("with a part that learns", |model, x, again| {
-            forward(model, x, again, |model: &Small, x| {
-                let first = model.first.clone().no_grad();
-                model.second.forward(first.forward(x).tanh())
-            })
-        }),
-        ("beside itself", |model, x, again| {
-            forward(model, x, again, |model: &Small, x: Tensor<2>| {
-                let frozen = model.clone().no_grad();
-                model.forward(x.clone()) - frozen.forward(x.mul_scalar(2.0))
-            })
-        }),
-        ("around a scope", |model, x, again| {
-            forward(model, x, again, move |model: &Small, x| {
-                let frozen = model.clone().no_grad();
-                forward(&frozen, x, again, Small::forward)
-            })
-        }),
-        ("in a scope in the scope", |model, x, again| {
-            forward(model, x, again, move |model: &Small, x| {
-                let frozen = |model: &Small, x| model.clone().no_grad().forward(x);
-                model.forward(forward(model, x, again, frozen))
-            })
-        }),
-    ];
-    for (what, run) in runs {
-        let loss = |model: &Small, again| {
-            let x = numbers::<2>([3, 4], 1, &flex()).require_grad();
-            run(model, x, again).square().mean()
-        };
-        let (start, mut plain_optim) = plain(&[0]);
-        let expected = plain_step(start, &mut plain_optim, |model| loss(model, false));
-        let (model, mut optim) = started();
-        let model = release_step(model, &mut optim, |model| loss(model, true));
-        assert_bits(&bits(&model), &bits(&expected), what);
-    }
-}
-
 /// Backward steps the model before it runs the scopes of the copy below it again.
 #[test]
 fn a_frozen_copy_below_the_armed_model() {

@@ -106,7 +106,7 @@ fn a_model_that_was_left_in_mid_step_is_refused() {
             let refused = optim.try_arm(LR, copy).unwrap_err();
             assert_error!(refused.error(), Abandoned, "materialize");
             let copy = refused.into_model().materialize();
-            assert_eq!(bits(&copy), plain_bits(&[0, 1]));
+            assert_eq!(bits(&copy), bits(&plain(&[0, 1]).0));
         }
         let before = optim.arm(LR, before);
         assert_eq!(bits(&optim.disarm(before)), bits(&saved.0));
