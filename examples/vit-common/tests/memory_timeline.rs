@@ -1,15 +1,18 @@
 //! `--memory-timeline`, for a training whose gradients are larger than its activations.
 
-use crate::program::{Home, said, write_images};
+use crate::PROGRAM;
+use crate::program::{Home, said, train, write_images};
 use lean_timeline::Snapshot;
 use lean_timeline::analysis::{Agreement, Estimate, Peak, Totals};
 use lean_timeline::snapshot::Category;
 
-/// Records the third and the fourth step of ViT-S on small images.
+/// Records the third and the fourth of six steps of ViT-S on a single small image.
 fn recorded(home: &Home, mode: &str) -> Snapshot {
     let file = home.folder(&format!("{mode}.json.gz"));
-    let small = format!("--preset small --image-size 32 --patch-size 16 --mode {mode}");
-    let mut run = home.train(mode, 1, &small);
+    let small = "--preset small --image-size 32 --batch-size 1 --epochs 1";
+    let options = format!("{small} --mode {mode} {}", PROGRAM.stop);
+    let mut run = train(&home.folder(mode), &options);
+    run.arg("--data").arg(home.folder("few"));
     let output = run.arg("--memory-timeline").arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     Snapshot::load(&file).unwrap()
@@ -25,8 +28,7 @@ fn is_near(one: u64, other: u64) -> bool {
 #[test]
 fn plain_burn_foretells_release() {
     let home = Home::new();
-    // Five batches: no checkpoint is in the recording.
-    write_images(&home.folder("images"), 1, 42);
+    write_images(&home.folder("few"), 1, 7);
     let plain = recorded(&home, "plain");
     let release = recorded(&home, "release");
     let parameters: u64 = plain.parameters.iter().map(|it| it.bytes).sum();

@@ -22,6 +22,8 @@ pub(crate) struct Program {
     pub(crate) path: &'static str,
     /// The last file of the checkpoint of the first epoch.
     pub(crate) saved: &'static str,
+    /// Ends a run after its fourth batch.
+    pub(crate) stop: &'static str,
     /// Modes and ways to checkpoint, and whether these lower the peak of that mode.
     pub(crate) checkpointing: &'static [(&'static str, &'static str, bool)],
     /// Options that only this program refuses, and a part of what it says.

@@ -5,6 +5,7 @@ use crate::program::Program;
 pub(crate) const PROGRAM: Program = Program {
     path: env!("CARGO_BIN_EXE_vit"),
     saved: "optim-1.bpk",
+    stop: "--stop-after 4",
     checkpointing: &[
         ("plain", "balanced", false),
         ("plain", "blocks", true),

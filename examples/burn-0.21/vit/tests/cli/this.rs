@@ -5,6 +5,8 @@ use crate::program::Program;
 pub(crate) const PROGRAM: Program = Program {
     path: env!("CARGO_BIN_EXE_vit-0-21"),
     saved: "scheduler-1.mpk",
+    // It has no such option.
+    stop: "",
     checkpointing: &[
         ("plain", "balanced", false),
         ("release", "balanced", true),
