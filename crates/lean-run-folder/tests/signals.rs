@@ -34,7 +34,7 @@ fn code(launcher: &[&str], signals: &[&str]) -> Option<i32> {
         let id = running.id().to_string();
         assert!(
             Command::new("kill")
-                .args([signal, &id])
+                .args([*signal, id.as_str()])
                 .status()
                 .unwrap()
                 .success()
