@@ -79,7 +79,7 @@ fn main() -> Result<()> {
         .map(|number| number.parse::<usize>());
     let batch_size = arguments.next().transpose()?.unwrap_or(1);
     let rounds = arguments.next().transpose()?.unwrap_or(9);
-    let config = Preset::Small.imagenet();
+    let config = Preset::Small.config(224, 3, 1000);
     let batch = Shape::Vit(config.clone())
         .batches(batch_size, 1, 7)
         .remove(0);

@@ -1,6 +1,6 @@
 //! Accuracy on the bundled digits with micro-batches: added up, or taken into the moments. The vision
 //! transformer, batches and schedule are those of `vit-0-21 train`, without dropout; Flex, gradient
-//! release. What small weights and states cost tells the example `accuracy` of `vit`.
+//! release. What small weights and states cost tells the example `accuracy`.
 //!
 //! ```sh
 //! cargo run --release -p benchmarks --example digits -- 20 5

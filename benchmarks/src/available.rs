@@ -1,12 +1,12 @@
 //! Finds what this machine has of what was asked for.
 
+use crate::device;
 use crate::options::Options;
 use crate::plan::Available;
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
-use anyhow::{Error, Result, ensure};
-use vit_0_21::config::BackendKind;
-use vit_0_21::device;
+use anyhow::{Result, ensure};
+use vit_common::config::BackendKind;
 
 /// Looks for the backends and for PyTorch.
 ///
@@ -48,14 +48,17 @@ fn backends(wanted: &[BackendKind], missing: &mut Vec<LeftOut>) -> Result<Vec<Ba
         missing.push(LeftOut::new(backend.to_string(), refused));
     }
     if found.is_empty() {
-        found.push(BackendKind::first());
+        found.push(match (cfg!(feature = "flex"), cfg!(feature = "wgpu")) {
+            (true, _) => BackendKind::Flex,
+            (_, true) => BackendKind::Wgpu,
+            _ => BackendKind::Cuda,
+        });
     }
     Ok(found)
 }
 
 /// An error in one line if this build or this machine does not have the backend.
 fn require(backend: BackendKind) -> Result<()> {
-    // `vit-0-21` may have it all the same, where another package of the build has asked for it.
     let is_here = match backend {
         BackendKind::Flex => cfg!(feature = "flex"),
         BackendKind::Wgpu => cfg!(feature = "wgpu"),
@@ -66,14 +69,12 @@ fn require(backend: BackendKind) -> Result<()> {
         "the backend {backend} is not compiled in: build with `cargo run --release -p benchmarks \
          --features {backend}`"
     );
-    // An error of `vit-0-21` names its own package.
-    let in_this_package = |error| format!("{error:#}").replace("-p vit-0-21", "-p benchmarks");
-    device::require(backend).map_err(|error| Error::msg(in_this_package(error)))
+    device::require(backend)
 }
 
 #[cfg(feature = "wgpu")]
 fn has_gpu_adapter() -> bool {
-    let mut adapters = vit_0_21::device::adapters().into_iter();
+    let mut adapters = device::adapters().into_iter();
     adapters.any(|adapter| !adapter.is_software)
 }
 

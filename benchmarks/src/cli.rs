@@ -6,11 +6,12 @@ use crate::results::{Measured, Results};
 use crate::{suite, table};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use lean_run_folder::{CannotWrite, Lock, note, publish, write_json};
+use lean_run_folder::{CannotWrite, Lock, fail, note, publish, write_json};
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use vit_common::terminal::{self, say};
+use vit_common::run::usage;
 
 /// The hidden subcommand that makes this program a measuring process.
 pub const MEASURE: &str = "measure";
@@ -56,14 +57,26 @@ a run failed; the results of the other runs are written all the same.";
 /// The binary passes it in. Defined in this library, it would compile the training on every
 /// backend, which takes minutes, into the tests of the library too.
 pub fn main(worker: fn(&Spec) -> Result<Measured>) -> ExitCode {
-    terminal::main(|cli: Cli| match cli.task {
-        Some(Task::Measure { spec }) => {
-            let spec = serde_json::from_str(&spec).context("not a run to measure")?;
-            say(&serde_json::to_string(&worker(&spec)?)?)?;
-            Ok(ExitCode::SUCCESS)
-        }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match cli.task {
+        Some(Task::Measure { spec }) => measure(&spec, worker),
         None => run(&cli.suite),
-    })
+    };
+    done.unwrap_or_else(|error| fail(&*error))
+}
+
+fn measure(spec: &str, worker: fn(&Spec) -> Result<Measured>) -> Result<ExitCode> {
+    let spec = serde_json::from_str(spec).context("not a run to measure")?;
+    say(&serde_json::to_string(&worker(&spec)?)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a line to stdout.
+fn say(line: &str) -> Result<()> {
+    writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }
 
 fn run(options: &Options) -> Result<ExitCode> {

@@ -8,6 +8,7 @@
 
 pub mod available;
 pub mod cli;
+pub mod device;
 pub mod machine;
 pub mod measure;
 pub mod options;

@@ -58,7 +58,7 @@ fn nvidia_gpus() -> Vec<String> {
 
 #[cfg(feature = "wgpu")]
 fn adapters() -> Vec<String> {
-    let adapters = vit_0_21::device::adapters().into_iter();
+    let adapters = crate::device::adapters().into_iter();
     adapters.map(|adapter| adapter.name).collect()
 }
 

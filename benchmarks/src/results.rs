@@ -52,7 +52,9 @@ pub struct Settings {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    vit_common::settings::number(text, |it| it > 0.0 && it.is_finite(), "above 0")
+    let rate = text.parse().ok();
+    let rate = rate.filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
+    rate.ok_or_else(|| "it must be above 0".into())
 }
 
 /// Something that is missing from the results.

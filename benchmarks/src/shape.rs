@@ -73,7 +73,7 @@ impl Kind {
         };
         let model = match (self, preset) {
             (Self::Vit, Preset::Tiny) => Shape::Vit(preset.config(8, 1, 10)),
-            (Self::Vit, _) => Shape::Vit(preset.imagenet()),
+            (Self::Vit, _) => Shape::Vit(preset.config(224, 3, 1000)),
             (Self::Gpt, _) => {
                 let mut config = LanguageConfig::gpt(preset);
                 for (what, given, size) in [
@@ -136,7 +136,15 @@ impl Shape {
     /// Elements of the largest parameter, and so of the largest single gradient.
     pub fn largest_param(&self) -> usize {
         match self {
-            Self::Vit(config) => config.largest_param(),
+            Self::Vit(config) => {
+                let patch = config.channels * config.patch_size.pow(2);
+                config.dim
+                    * config
+                        .hidden
+                        .max(config.classes)
+                        .max(config.tokens())
+                        .max(patch)
+            }
             Self::Gpt(config) | Self::Encoder(config) => {
                 config.dim * config.vocabulary.max(config.hidden).max(config.context)
             }

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
-use vit_0_21::config::BackendKind;
+use vit_common::config::BackendKind;
 use vit_common::display_as_value;
 
-pub use vit_common::config::{Checkpointing, Operations, OptimizerKind};
+pub use vit_common::config::{Checkpointing, Operations};
 
 /// A model and a batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,6 +74,52 @@ pub struct Burn {
     pub loss_chunk: LossChunk,
     /// The optimizer; as JSON null for the one that the model is trained with by default.
     pub optimizer: Option<OptimizerKind>,
+}
+
+/// Optimizers of Burn, of burn-gradient-release-optim and of burn-lean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Adam
+    Adam,
+    /// Burn's Adam in one pass over memory; the weights are the same
+    AdamOnePass,
+    /// Adam with moments in 8 bits
+    #[serde(rename = "adam-8bit")]
+    #[value(name = "adam-8bit")]
+    Adam8bit,
+    /// AdamW: Adam with decoupled weight decay
+    #[serde(rename = "adamw")]
+    #[value(name = "adamw")]
+    AdamW,
+    /// Burn's AdamW in one pass over memory; the weights are the same
+    #[serde(rename = "adamw-one-pass")]
+    #[value(name = "adamw-one-pass")]
+    AdamWOnePass,
+    /// AdamW with moments in 8 bits
+    #[serde(rename = "adamw-8bit")]
+    #[value(name = "adamw-8bit")]
+    AdamW8bit,
+    /// AdamW with weights in bf16, a correction of 8 bits and moments in 8 bits (Burn 0.22, lean
+    /// operations)
+    #[serde(rename = "adamw-five-bytes")]
+    #[value(name = "adamw-five-bytes")]
+    AdamWFiveBytes,
+    /// Adafactor: a second moment of rows and columns
+    Adafactor,
+    /// LAMB: Adam with steps in proportion to the weights, for large batches (Burn 0.22)
+    Lamb,
+    /// Lion: one momentum, steps by its sign
+    Lion,
+    /// Stochastic gradient descent with momentum (Burn 0.22)
+    Sgd,
+}
+
+impl OptimizerKind {
+    /// Whether its model is in bf16.
+    pub fn is_in_bf16(self) -> bool {
+        self == Self::AdamWFiveBytes
+    }
 }
 
 impl Burn {
@@ -229,7 +275,7 @@ impl TorchMode {
     }
 }
 
-display_as_value!(BurnVersion, Mode, LinearGradient, TorchMode);
+display_as_value!(BurnVersion, Mode, LinearGradient, OptimizerKind, TorchMode);
 
 /// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a
 /// number, or null for all of them without a scope.

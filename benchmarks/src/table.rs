@@ -101,7 +101,7 @@ fn peak(run: &Run) -> Option<u64> {
 
 /// Bytes in MiB, without the unit.
 fn mib(bytes: impl Into<i128>) -> String {
-    vit_common::terminal::mib(bytes, 1)
+    format!("{:.1}", bytes.into() as f64 / f64::from(1 << 20))
 }
 
 fn phase(phase: Phase) -> String {

@@ -29,10 +29,9 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release_flat_linear::FlatLinear;
 use burn_gradient_release_optim::LeanBackend;
 use std::time::Instant;
-use vit_0_21::config::BackendKind;
-use vit_0_21::digest;
 use vit_0_21::memory::Memory;
-use vit_0_21::model::Vit;
+use vit_0_21::model::{Vit, digest};
+use vit_common::config::BackendKind;
 
 /// Measures one run.
 ///
@@ -207,7 +206,7 @@ impl<B: AutodiffBackend, M: Trainee<B>> Training for Train<'_, B, M> {
 
     fn weights_digest(&self) -> Result<String> {
         let model = self.model.as_ref().context("a step failed")?;
-        Ok(digest::weights(model))
+        Ok(digest(model))
     }
 
     fn discard_gradients(&mut self) -> Result<()> {

@@ -2,6 +2,7 @@
 //! `burn-lean`.
 
 mod models;
+mod optimizer;
 
 use self::models::{Language, LeanLanguage, Trainee};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,11 +14,10 @@ use burn_0_22::optim::GradientsParams;
 use burn_0_22::tensor::Device;
 use burn_lean::{MixedPrecision, ReleaseError, WithGradientRelease};
 use std::time::Instant;
-use vit::digest;
-use vit::model::{LeanVit, Vit, drawn};
-use vit::optimizer::{self, Optimizer};
-use vit_0_21::config::BackendKind;
+use vit::model::{LeanVit, Vit, digest, drawn};
+use vit::optimizer::Optimizer;
 use vit_0_21::memory::{Heap, Memory};
+use vit_common::config::BackendKind;
 use vit_common::rng::SeededRng;
 
 /// Measures one run.
@@ -56,7 +56,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
     let memory = Memory::Heap(Heap::start());
 
     device.seed(settings.seed);
-    let model = drawn(M::build(shape, run.checkpointing.into(), &device));
+    let model = drawn(M::build(shape, run.checkpointing, &device));
     let parameters = model.num_params();
     let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
     let model = match kind.is_in_bf16() {
@@ -66,7 +66,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
             .map_err(ReleaseError::from)?,
         false => model,
     };
-    let optimizer = optimizer::ordinary(kind, None, settings.seed, &model);
+    let optimizer = optimizer::ordinary(kind, settings.seed, &model);
     let training = Train {
         spec,
         run,
@@ -126,7 +126,7 @@ impl<M: Trainee> Training for Train<'_, M> {
 
     fn weights_digest(&self) -> Result<String> {
         let model = self.model.as_ref().context("a step failed")?;
-        Ok(digest::weights(model))
+        Ok(digest(model))
     }
 
     fn discard_gradients(&mut self) -> Result<()> {

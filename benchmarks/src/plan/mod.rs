@@ -14,8 +14,7 @@ use crate::subject::{
     OptimizerKind, Subject, TorchMode,
 };
 use std::num::NonZeroUsize;
-use vit_0_21::config::BackendKind;
-use vit_common::config::Preset;
+use vit_common::config::{BackendKind, Preset};
 
 /// What this machine has of what was asked for.
 #[derive(Clone, Debug)]

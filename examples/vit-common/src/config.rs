@@ -39,11 +39,6 @@ impl Preset {
         }
     }
 
-    /// The shape whose size is published: colour images of 224x224, 1000 classes.
-    pub fn imagenet(self) -> VitConfig {
-        self.config(224, 3, 1000)
-    }
-
     /// Width and height of a patch.
     pub fn patch_size(self) -> usize {
         match self {
@@ -81,35 +76,6 @@ impl VitConfig {
     pub fn tokens(&self) -> usize {
         (self.image_size / self.patch_size).pow(2) + 1
     }
-
-    /// Number of parameters of the model.
-    pub fn num_params(&self) -> usize {
-        let linear = |from: usize, to: usize| from * to + to;
-        let norm = 2 * self.dim;
-        let patch = linear(self.channels * self.patch_size.pow(2), self.dim);
-        let class_token = self.dim;
-        let positions = self.tokens() * self.dim;
-        let block = 2 * norm
-            + 4 * linear(self.dim, self.dim)
-            + linear(self.dim, self.hidden)
-            + linear(self.hidden, self.dim);
-        let head = linear(self.dim, self.classes);
-        patch + class_token + positions + self.depth * block + norm + head
-    }
-
-    /// Elements of the largest parameter, and so of the largest single gradient.
-    pub fn largest_param(&self) -> usize {
-        [
-            self.channels * self.patch_size.pow(2) * self.dim,
-            self.tokens() * self.dim,
-            self.dim * self.dim,
-            self.dim * self.hidden,
-            self.dim * self.classes,
-        ]
-        .into_iter()
-        .max()
-        .unwrap_or(0)
-    }
 }
 
 /// How the optimizer gets its gradients.
@@ -123,10 +89,11 @@ pub enum Mode {
 }
 
 /// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpointing {
     /// Every activation
+    #[default]
     None,
     /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
     Balanced,
@@ -149,27 +116,13 @@ pub enum Operations {
     Lean,
 }
 
-/// Optimizers of Burn, of burn-gradient-release-optim and of burn-lean.
+/// Optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
-    /// Adam (not in vit-0-21)
-    Adam,
-    /// Burn's Adam in one pass over memory; the weights are the same (not in vit-0-21)
-    AdamOnePass,
-    /// Adam with moments in 8 bits (not in vit-0-21)
-    #[serde(rename = "adam-8bit")]
-    #[value(name = "adam-8bit")]
-    Adam8bit,
     /// AdamW: Adam with decoupled weight decay
-    // The alias is that of earlier runs of `vit-0-21`.
-    #[serde(rename = "adamw", alias = "adam-w")]
+    #[serde(rename = "adamw")]
     #[value(name = "adamw")]
     AdamW,
-    /// Burn's AdamW in one pass over memory; the weights are the same
-    #[serde(rename = "adamw-one-pass")]
-    #[value(name = "adamw-one-pass")]
-    AdamWOnePass,
     /// AdamW with moments in 8 bits
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
@@ -179,30 +132,34 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-five-bytes")]
     #[value(name = "adamw-five-bytes")]
     AdamWFiveBytes,
-    /// Adafactor: a second moment of rows and columns
-    Adafactor,
-    /// LAMB: Adam with steps in proportion to the weights, for large batches (Burn 0.22)
-    Lamb,
-    /// Lion: one momentum, steps by its sign (not in vit-0-21)
-    Lion,
-    /// Stochastic gradient descent with momentum (not in the benchmarks of Burn 0.21)
-    Sgd,
 }
 
-impl OptimizerKind {
-    /// Whether it is one with decoupled weight decay.
-    pub fn decays_weights(self) -> bool {
-        use OptimizerKind::{AdamW, AdamW8bit, AdamWFiveBytes, AdamWOnePass};
-        matches!(self, AdamW | AdamWOnePass | AdamW8bit | AdamWFiveBytes)
+/// Backends; a build has those whose cargo feature is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "lower")]
+pub enum BackendKind {
+    /// Burn's portable CPU backend
+    Flex,
+    /// GPU through WebGPU
+    Wgpu,
+    /// NVIDIA GPU
+    Cuda,
+}
+
+impl BackendKind {
+    /// Whether tensors live on the heap, where the counting allocator sees them.
+    pub fn is_on_heap(self) -> bool {
+        self == Self::Flex
     }
 
-    /// Whether its model is in bf16.
-    pub fn is_in_bf16(self) -> bool {
-        self == Self::AdamWFiveBytes
+    /// The error of a build without the backend.
+    pub fn not_compiled_in(self) -> anyhow::Error {
+        anyhow::anyhow!("the backend {self} is not compiled in: build with `--features {self}`")
     }
 }
 
-/// The weight decay of an optimizer that decays weights and was not told otherwise.
+/// The decoupled weight decay of the AdamWs.
 pub const WEIGHT_DECAY: f64 = 0.05;
 
 /// Fraction of the iterations in which the learning rate rises to its maximum.
@@ -223,16 +180,5 @@ macro_rules! display_as_value {
     )*};
 }
 
-display_as_value!(Preset, Mode, Checkpointing, Operations, OptimizerKind);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn presets_have_the_published_sizes() {
-        assert_eq!(Preset::Base.imagenet().num_params(), 86_567_656);
-        assert_eq!(Preset::Large.imagenet().num_params(), 304_326_632);
-        assert_eq!(Preset::Small.imagenet().num_params(), 22_050_664);
-    }
-}
+display_as_value!(Preset, Mode, Checkpointing, Operations);
+display_as_value!(OptimizerKind, BackendKind);

@@ -1,4 +1,4 @@
-//! What the vision transformer examples share: `vit-0-21`, for Burn 0.21, and `vit`, for Burn 0.22.
+//! What the vision transformer examples share: `vit`, for Burn 0.22, and `vit-0-21`, for Burn 0.21.
 //!
 //! Nothing here depends on Burn.
 
@@ -8,10 +8,6 @@ pub mod config;
 pub mod data;
 pub mod digest;
 pub mod memory;
-pub mod parallel;
-pub mod progress;
-pub mod results;
 pub mod rng;
 pub mod run;
 pub mod settings;
-pub mod terminal;

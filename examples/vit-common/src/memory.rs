@@ -41,3 +41,8 @@ impl Heap {
         PeakAlloc.reset_peak_usage();
     }
 }
+
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,29 +1,29 @@
-//! A run in its folder: the options that are no settings, and what comes before the training and
-//! after it, in one process or in several.
+//! A run in its folder: its options, and what comes before the training and after it, in one process
+//! or in several.
 
 use crate::config::Mode;
 use crate::data::Dataset;
-use crate::parallel::{check_shares, join};
-use crate::results::Results;
-use crate::settings::TrainSettings;
-use crate::terminal::{self, say};
+use crate::memory::mib;
+use crate::settings::{MAY_CHANGE, Settings};
 use anyhow::{Result, ensure};
-use clap::Args;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, Command, FromArgMatches, Id};
 use lean_replicas::Replicas;
-use lean_run_folder::{
-    Checkpoints, INTERRUPTED, RunFolder, SettingsError, fail, identity, listed, note, resumed,
-};
-use serde::{Serialize, de::DeserializeOwned};
-use std::num::{NonZeroU64, NonZeroUsize};
+use lean_run_folder::{Checkpoints, RunFolder, fail, identity, listed, note, resumed};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The options of `train`.
+/// The options of a program; `E` are those that only this one has.
 #[derive(Debug, Args)]
-pub struct Options<S: Args> {
+pub struct Options<E: Args> {
     /// The settings of the run.
     #[command(flatten)]
-    pub settings: S,
+    pub settings: Settings,
+    /// Those of this program.
+    #[command(flatten)]
+    pub extra: E,
     /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
     /// build with the feature mpi
     #[arg(long)]
@@ -31,10 +31,6 @@ pub struct Options<S: Args> {
     /// With --data-parallel: each process has the optimizer states of a part of the parameters
     #[arg(long, requires = "data_parallel")]
     pub shard_optimizer: bool,
-    /// With --data-parallel: how long a process waits for the others, which includes the time that
-    /// the first one takes to validate and to save [default: 1800]
-    #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
-    pub timeout: Option<NonZeroU64>,
     /// Folder for settings, checkpoints and results [default: artifacts/ and the program's name]
     #[arg(long, value_name = "FOLDER")]
     pub artifact_dir: Option<PathBuf>,
@@ -45,66 +41,103 @@ pub struct Options<S: Args> {
     /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Stop after this many batches of the whole run, resumed or not: the current epoch is lost, and
-    /// --resume continues after the last complete one
-    #[arg(long, value_name = "BATCHES")]
-    pub stop_after: Option<NonZeroUsize>,
     /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
     #[arg(long, value_name = "FILE")]
     pub memory_timeline: Option<PathBuf>,
-    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs,
-    /// peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
-    #[arg(long)]
-    pub json: bool,
 }
 
-/// The settings of a program.
-pub trait Settings: Args + Clone + Serialize + DeserializeOwned {
-    /// Those that a resumed run may have others of. What is in the images says their digest.
-    const MAY_CHANGE: &'static [&'static str];
-
-    /// Those that both programs have.
-    fn train(&mut self) -> &mut TrainSettings;
-
-    /// How the optimizer gets its gradients.
-    fn mode(&self) -> Mode;
-
-    /// What tells the run from others.
-    ///
-    /// # Errors
-    ///
-    /// The settings are no JSON.
-    fn identity(&self) -> Result<String, SettingsError> {
-        identity(self, Self::MAY_CHANGE)
-    }
+/// A program that was started.
+#[derive(Debug)]
+pub struct Start<E: Args> {
+    /// Its name.
+    pub program: &'static str,
+    /// Its options.
+    pub options: Options<E>,
+    /// The names of those that were given.
+    pub given: Vec<String>,
+    /// The processes that train together, if there are several.
+    pub replicas: Option<Replicas>,
 }
 
-/// Runs a program. `train` gets the options, the names of those that were given, and the processes
-/// that train together, if there are several.
-pub fn main<S: Settings>(
+/// Runs `<program> train`. An error goes to stderr in one line.
+pub fn main<E: Args>(
     program: &'static str,
     about: &'static str,
-    train: impl FnOnce(&Options<S>, &[String], Option<&Replicas>) -> Result<ExitCode>,
+    run: impl FnOnce(&Start<E>) -> Result<()>,
 ) -> ExitCode {
-    let (options, given) = match terminal::options::<Options<S>>(program, about) {
+    let (options, given) = match options::<E>(program, about) {
         Ok(options) => options,
-        Err(code) => return code,
+        Err(error) => return usage(&error),
     };
-    let join = || join(program, options.timeout);
     let replicas = match options.data_parallel.then(join).transpose() {
         Ok(replicas) => replicas,
         Err(error) => return fail(&*error),
     };
-    let done = train(&options, &given, replicas.as_ref());
+    let start = Start {
+        program,
+        options,
+        given,
+        replicas,
+    };
     // Before this process leaves the others, which may not answer.
-    done.unwrap_or_else(|error| fail(&*error))
+    run(&start).map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
+}
+
+fn options<E: Args>(
+    program: &'static str,
+    about: &'static str,
+) -> Result<(Options<E>, Vec<String>), clap::Error> {
+    // After the options, whose own description would take its place.
+    let train = Options::<E>::augment_args(Command::new("train"));
+    let command = Command::new(program)
+        .about(about)
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .subcommand(train.about(about).long_about(None));
+    let matches = command.try_get_matches()?;
+    let matches = matches.subcommand_matches("train").unwrap_or(&matches);
+    let was_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let names = matches.ids().map(Id::as_str);
+    let given = names.filter(was_given).map(String::from).collect();
+    Ok((Options::from_arg_matches(matches)?, given))
+}
+
+/// Help and version as clap formats them; an error in one line.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    if let ErrorKind::DisplayHelp | ErrorKind::DisplayVersion = error.kind() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    note(&first.split_whitespace().collect::<Vec<_>>().join(" "));
+    ExitCode::from(2)
+}
+
+/// The number of this process among those of its machine, by which it chooses its device; `None` if
+/// it was not started as one of several.
+pub fn local_rank() -> Option<usize> {
+    #[cfg(feature = "mpi")]
+    return lean_replicas::Mpi::local_rank();
+    #[cfg(not(feature = "mpi"))]
+    None
+}
+
+/// Joins the processes that `mpirun` has started.
+fn join() -> Result<Replicas> {
+    #[cfg(feature = "mpi")]
+    return Ok(Replicas::new(lean_replicas::Mpi::initialize)?);
+    #[cfg(not(feature = "mpi"))]
+    anyhow::bail!(
+        "--data-parallel needs MPI, which is not compiled in: build with `--features mpi`"
+    )
 }
 
 /// A run that can begin.
 #[derive(Debug)]
-pub struct Run<S> {
+pub struct Run {
     /// Its settings.
-    pub settings: S,
+    pub settings: Settings,
     /// Its images.
     pub data: Dataset,
     /// Its folder.
@@ -119,23 +152,7 @@ pub struct Run<S> {
     pub is_first: bool,
 }
 
-/// How a training has ended.
-#[derive(Clone, Debug)]
-pub enum Ending {
-    /// All epochs are done.
-    Finished(Results),
-    /// It was stopped.
-    Stopped {
-        /// The epoch after which it can be resumed; 0 is the beginning.
-        epoch: usize,
-        /// Whether by Ctrl-C.
-        by_ctrl_c: bool,
-    },
-    /// The process is not the first of several, which has the results.
-    OfAnotherRank,
-}
-
-impl<S: Settings> Run<S> {
+impl<E: Args> Start<E> {
     /// Takes the folder for a run. Of several processes, the first does. Whatever is wrong with the
     /// options, in any process, is found before anything is written or removed; `check` looks at
     /// the settings and the images, and may settle what is open.
@@ -144,134 +161,116 @@ impl<S: Settings> Run<S> {
     ///
     /// The options; the folder is of another run; the processes differ.
     pub fn begin<T>(
-        program: &str,
-        options: &Options<S>,
-        given: &[String],
+        &self,
         parts: &[&str],
-        replicas: Option<&Replicas>,
-        check: impl FnOnce(&mut S, &Dataset) -> Result<T>,
-    ) -> Result<(Self, T)> {
-        let path = &options.folder(program);
-        let is_first = replicas.is_none_or(Replicas::is_first);
-        let to_resume = match (options.resume, is_first) {
-            (false, _) => None,
-            (true, true) => Some(RunFolder::open(path, parts)?),
-            (true, false) => Some(RunFolder::read(path, parts)),
-        };
-        let mut settings = match &to_resume {
-            None => options.settings.clone(),
-            Some(folder) => {
-                let saved = folder.settings()?;
-                resumed(&saved, &options.settings, given, S::MAY_CHANGE)?
+        check: impl FnOnce(&mut Settings, &Dataset) -> Result<T>,
+    ) -> Result<(Run, T)> {
+        let Options {
+            resume, overwrite, ..
+        } = self.options;
+        let usual = || Path::new("artifacts").join(self.program);
+        let path = &self.options.artifact_dir.clone().unwrap_or_else(usual);
+        let is_first = self.replicas.as_ref().is_none_or(Replicas::is_first);
+        let mut folder = RunFolder::read(path, parts);
+        let mut settings = self.options.settings.clone();
+        settings.program = self.program.into();
+        if resume {
+            if is_first {
+                folder = RunFolder::open(path, parts)?;
             }
-        };
-        if to_resume.is_none() && is_first {
-            // Before `check`, which may take a while.
-            RunFolder::ensure_free::<S>(path, parts, options.overwrite)?;
-        }
-        let data = settings.train().load_data()?;
-        let checked = check(&mut settings, &data)?;
-        if let Some(replicas) = replicas {
+            let saved: Settings = folder.settings()?;
             ensure!(
-                settings.mode() == Mode::Release,
-                "--data-parallel needs gradient release: use --mode release"
+                saved.program == self.program,
+                "the run to resume is of `{}`: use that program",
+                saved.program
             );
-            check_shares(replicas, data.train.len(), settings.train().batch_size)?;
+            settings = resumed(&saved, &settings, &self.given, &MAY_CHANGE)?;
+        } else if is_first {
+            // Before `check`, which may take a while.
+            RunFolder::ensure_free::<Settings>(path, parts, overwrite)?;
         }
-
-        let folder = match to_resume {
-            Some(folder) => folder,
-            None if is_first => RunFolder::create::<S>(path, parts, options.overwrite)?,
-            None => RunFolder::read(path, parts),
-        };
-        if let Some(replicas) = replicas {
+        let data = settings.load_data()?;
+        let checked = check(&mut settings, &data)?;
+        ensure!(
+            self.replicas.is_none() || settings.mode == Mode::Release,
+            "--data-parallel needs gradient release: use --mode release"
+        );
+        if is_first && !resume {
+            folder = RunFolder::create::<Settings>(path, parts, overwrite)?;
+        }
+        if let Some(replicas) = &self.replicas {
             replicas.meet("the beginning")?;
             // Machines may have the images elsewhere.
             let settings = listed(&settings)?.into_iter();
             replicas.same_settings(settings.filter(|(name, _)| name != "data"))?;
         }
-        let identity = settings.identity()?;
-        let mut run = Self {
-            checkpoints: folder.checkpoints().of_run(&identity),
-            settings,
-            data,
-            folder,
-            identity,
-            resume_point: None,
-            is_first,
-        };
+
+        let identity = identity(&settings, &MAY_CHANGE)?;
+        let checkpoints = folder.checkpoints().of_run(&identity);
+        let replicas = self.replicas.as_ref();
         let meet = || replicas.map_or(Ok(()), |replicas| replicas.meet("the folder"));
         // The first process cleans up before the others look.
         if !is_first {
             meet()?;
         }
-        if options.resume {
-            run.resume_point = run.checkpoints.resume_point()?;
-        }
+        let resume_point = match resume {
+            true => checkpoints.resume_point()?,
+            false => None,
+        };
         if is_first {
-            run.prepare_folder(options.resume)?;
+            match (resume, resume_point) {
+                (false, _) => folder.start(&settings)?,
+                (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
+                (true, None) => note("no epoch was finished: beginning with the first"),
+            }
+            folder.save_settings(&settings)?;
             meet()?;
         }
+        let run = Run {
+            settings,
+            data,
+            folder,
+            checkpoints,
+            identity,
+            resume_point,
+            is_first,
+        };
         Ok((run, checked))
-    }
-
-    fn prepare_folder(&self, resume: bool) -> Result<()> {
-        match (resume, self.resume_point) {
-            (false, _) => return Ok(self.folder.start(&self.settings)?),
-            (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
-            (true, None) => note("no epoch was finished: beginning with the first"),
-        }
-        Ok(self.folder.save_settings(&self.settings)?)
-    }
-
-    /// Saves the results of a run that has ended, and says how it ended. The exit code of the
-    /// program.
-    ///
-    /// # Errors
-    ///
-    /// The results cannot be written.
-    pub fn end(&mut self, program: &str, options: &Options<S>, ending: Ending) -> Result<ExitCode> {
-        match ending {
-            Ending::Finished(results) => self.finish(&results, options.json)?,
-            Ending::Stopped { epoch, by_ctrl_c } => {
-                if self.is_first {
-                    options.say_how_to_resume(program, epoch);
-                }
-                if by_ctrl_c {
-                    return Ok(ExitCode::from(INTERRUPTED));
-                }
-            }
-            Ending::OfAnotherRank => {}
-        }
-        Ok(ExitCode::SUCCESS)
-    }
-
-    fn finish(&mut self, results: &Results, json: bool) -> Result<()> {
-        self.folder.save_results(results)?;
-        let model = self.settings.train().model(&self.data);
-        let summary = results.summary(&model, self.settings.mode());
-        if !json {
-            return say(&summary);
-        }
-        note(&summary);
-        say(&serde_json::to_string(results)?)
     }
 }
 
-impl<S: Args> Options<S> {
-    fn folder(&self, program: &str) -> PathBuf {
-        let given = self.artifact_dir.clone();
-        given.unwrap_or_else(|| Path::new("artifacts").join(program))
-    }
+/// The results of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    /// Epochs trained.
+    pub epochs: usize,
+    /// Mean loss of the validation images.
+    pub validation_loss: f64,
+    /// Fraction of the validation images that are classified correctly.
+    pub validation_accuracy: f64,
+    /// Peak of the bytes in use, on the heap or on the GPU, beyond those before the model was
+    /// built.
+    pub peak_bytes: u64,
+    /// Peak of the bytes reserved from the GPU; not counted on the heap.
+    pub peak_reserved_bytes: Option<u64>,
+    /// SHA-256 of the weights.
+    pub weights_digest: String,
+}
 
-    fn say_how_to_resume(&self, program: &str, epoch: usize) {
-        let folder = self.folder(program).display().to_string();
-        // As a shell takes it. No path has a NUL, which is all that cannot be quoted.
-        let folder = shlex::try_quote(&folder).unwrap_or_default();
-        let resume = format!("`{program} train --resume --artifact-dir {folder}`");
-        note(&match epoch {
-            0 => format!("stopped before the first checkpoint; {resume} begins anew"),
-            _ => format!("stopped; {resume} continues after epoch {epoch}"),
-        });
+impl Run {
+    /// Writes `results.json`, and says what is in it.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn end(&self, results: &Results) -> Result<()> {
+        self.folder.save_results(results)?;
+        note(&format!(
+            "validation accuracy {:.2} % after {} epochs, peak memory {}",
+            results.validation_accuracy * 100.0,
+            results.epochs,
+            mib(results.peak_bytes)
+        ));
+        Ok(())
     }
 }

@@ -1,16 +1,20 @@
-//! The settings that both examples have: options of the command line, saved in the folder of a run.
+//! The settings of a run: options of the command line, saved in its folder.
 
-use crate::config::{Preset, VitConfig, WEIGHT_DECAY};
-use crate::data::{Dataset, ImageSize};
+use crate::config::{
+    BackendKind, Checkpointing, Mode, Operations, OptimizerKind, Preset, VitConfig,
+};
+use crate::data::Dataset;
 use anyhow::{Result, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde::{Deserialize, Serialize};
-use std::ops::RangeInclusive;
 
-/// Images, shape of the model, and how it is trained.
+/// Images, shape of the model, how it is trained, and how that is computed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
-pub struct TrainSettings {
+pub struct Settings {
+    /// The program.
+    #[arg(skip)]
+    pub program: String,
     /// Images: `digits` (bundled), or a folder with one folder of .png or .jpg images for each class
     #[arg(long, default_value = "digits")]
     pub data: String,
@@ -21,50 +25,52 @@ pub struct TrainSettings {
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]
     pub preset: Preset,
     /// Width and height of an image [default: those of the data, at most 224, rounded up to whole patches]
-    #[arg(long, value_name = "PIXELS", value_parser = within(PIXELS))]
+    #[arg(long, value_name = "PIXELS", value_parser = count())]
     pub image_size: Option<usize>,
     /// Width and height of a patch [default: the preset's]
-    #[arg(long, value_name = "PIXELS", value_parser = within(PIXELS))]
+    #[arg(long, value_name = "PIXELS", value_parser = count())]
     pub patch_size: Option<usize>,
     /// Passes over the training images
-    #[arg(long, default_value = "20", value_parser = within(COUNT))]
+    #[arg(long, default_value = "20", value_parser = count())]
     pub epochs: usize,
     /// Images in a batch
-    #[arg(long, default_value = "32", value_parser = within(COUNT))]
+    #[arg(long, default_value = "32", value_parser = count())]
     pub batch_size: usize,
     /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
     /// to zero
-    #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value = "0.002")]
     pub lr: f64,
-    /// Decoupled weight decay of the AdamWs
-    #[arg(long, value_name = "DECAY", default_value_t = WEIGHT_DECAY, value_parser = fraction)]
-    pub weight_decay: f64,
     /// Probability of dropout
-    #[arg(long, value_name = "PROBABILITY", default_value = "0.1", value_parser = fraction)]
+    #[arg(long, value_name = "PROBABILITY", default_value = "0.1")]
     pub dropout: f64,
     /// Seed of the weights, of the order of the images and of dropout
     #[arg(long, default_value = "42")]
     pub seed: u64,
+    /// Optimizer
+    #[arg(long, value_enum, default_value_t = OptimizerKind::AdamW)]
+    pub optimizer: OptimizerKind,
+    /// Plain Burn or gradient release; the weights are the same
+    #[arg(long, value_enum, default_value_t = Mode::Release)]
+    pub mode: Mode,
+    /// What the forward pass keeps for the backward pass; the weights are the same
+    #[arg(long, value_enum, default_value_t = Checkpointing::None)]
+    pub checkpointing: Checkpointing,
+    /// What the model is made of; the weights are the same but for rounding, and so are the
+    /// checkpoints
+    #[arg(long, value_enum, default_value_t = Operations::Default)]
+    pub operations: Operations,
+    /// Backend; a build has those whose cargo feature is on
+    #[arg(long, value_enum, default_value_t = BackendKind::Flex)]
+    pub backend: BackendKind,
 }
 
-/// Width and height of images and patches.
-const PIXELS: RangeInclusive<u64> = 1..=8192;
+/// The settings that a resumed run may have others of. What is in the images says their digest.
+pub(crate) const MAY_CHANGE: [&str; 5] = ["data", "mode", "checkpointing", "operations", "backend"];
 
-/// Epochs, and images in a batch: few enough that their product can be counted.
-const COUNT: RangeInclusive<u64> = 1..=u32::MAX as u64;
-
-impl TrainSettings {
+impl Settings {
     /// Loads the images.
-    ///
-    /// # Errors
-    ///
-    /// They cannot be read, or a resumed run began with others.
-    pub fn load_data(&mut self) -> Result<Dataset> {
-        let size = ImageSize {
-            requested: self.image_size,
-            patch_size: self.patch_size(),
-        };
-        let data = Dataset::load(&self.data, size)?;
+    pub(crate) fn load_data(&mut self) -> Result<Dataset> {
+        let data = Dataset::load(&self.data, self.image_size, self.patch_size())?;
         let digest = data.digest();
         ensure!(
             self.data_digest.is_empty() || self.data_digest == digest,
@@ -99,28 +105,6 @@ impl TrainSettings {
     }
 }
 
-fn within(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(range)
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    number(text, |it| it > 0.0 && it <= 1.0, "above 0 and at most 1")
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    number(
-        text,
-        |it| (0.0..1.0).contains(&it),
-        "at least 0 and below 1",
-    )
-}
-
-/// A number that is as it must be.
-///
-/// # Errors
-///
-/// It is not.
-pub fn number(text: &str, fits: fn(f64) -> bool, must_be: &str) -> Result<f64, String> {
-    let number: Option<f64> = text.parse().ok().filter(|number| fits(*number));
-    number.ok_or_else(|| format!("it must be {must_be}"))
+fn count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=65_536)
 }

@@ -1,76 +1,77 @@
-//! Opens the device of a run.
-//!
-//! Burn opens a device at its first use, and panics if it cannot. So the first use is here.
+//! The device of a run, and the bytes in use on it.
 
-use crate::settings::DeviceKind;
-use anyhow::{Result, anyhow, bail};
-use burn::tensor::{Device, Tensor};
-use std::panic;
+use anyhow::Result;
+use burn::tensor::Device;
+use vit_common::config::BackendKind;
+use vit_common::memory::{Heap, Peak};
 
 /// The device, without autodiff.
 ///
 /// # Errors
 ///
-/// This build or this machine does not have it.
-pub fn open(kind: DeviceKind) -> Result<Device> {
-    // The message of a panic is part of the error.
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
-    let opened = panic::catch_unwind(|| -> Result<Device> {
-        let device = of(kind)?;
-        let two = Tensor::<1>::ones([1], &device) + 1.0;
-        two.try_into_scalar::<f32>()?;
-        Ok(device)
-    });
-    panic::set_hook(hook);
-    opened.unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(payload.downcast_ref::<&str>().copied());
-        let reason = text.unwrap_or("Burn panicked");
-        Err(anyhow!(
-            "the device {kind} has no driver here, or does not work: {reason}"
-        ))
-    })
-}
-
-fn of(kind: DeviceKind) -> Result<Device> {
-    Ok(match kind {
+/// This build does not have it.
+pub fn open(backend: BackendKind) -> Result<Device> {
+    Ok(match backend {
         #[cfg(feature = "flex")]
-        DeviceKind::Cpu => Device::flex(),
+        BackendKind::Flex => Device::flex(),
         #[cfg(feature = "wgpu")]
-        DeviceKind::Wgpu => of_this_process(
+        BackendKind::Wgpu => of_this_process(
             burn::tensor::DeviceType::Wgpu,
             Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
         ),
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => of_this_process(
+        BackendKind::Cuda => of_this_process(
             burn::tensor::DeviceType::Cuda,
             Device::cuda(burn::tensor::DeviceIndex::Default),
         ),
-        #[allow(unreachable_patterns)] // With every feature on, no device remains.
-        _ => {
-            let feature = match kind {
-                DeviceKind::Cpu => "flex",
-                DeviceKind::Wgpu => "wgpu",
-                DeviceKind::Cuda => "cuda",
-            };
-            bail!(
-                "the device {kind} is not compiled in: build with `cargo run --release -p vit \
-                 --features {feature}`"
-            )
-        }
+        #[allow(unreachable_patterns)] // With every feature on, no backend remains.
+        _ => return Err(backend.not_compiled_in()),
     })
 }
 
 /// Of several processes on a machine, each has the device with its number.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
-    let Some(rank) = vit_common::parallel::local_rank() else {
+    let Some(rank) = vit_common::run::local_rank() else {
         return first;
     };
     let devices = Device::enumerate(kind).into_vec();
     match devices.len() {
         0 | 1 => first,
         count => devices[rank % count].clone(),
+    }
+}
+
+/// Counts the memory that holds the tensors of a run: the heap, where that is on the CPU. A GPU is
+/// asked at every [`look`](Self::look); its peak between two of them is not seen, but what it
+/// reserved for that peak is.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    gpu: Option<Device>,
+    heap: Heap,
+    highest: Peak,
+}
+
+impl Memory {
+    /// Starts counting: bytes that are in use on the heap now are left out.
+    pub fn start(device: &Device) -> Self {
+        Self {
+            gpu: device.memory_pool_usage().map(|_| device.clone()),
+            heap: Heap::start(),
+            highest: Peak::default(),
+        }
+    }
+
+    /// Looks at the memory; the peak so far.
+    pub fn look(&mut self) -> Peak {
+        match self.gpu.as_ref().and_then(Device::memory_pool_usage) {
+            Some(now) => {
+                let reserved = self.highest.reserved.unwrap_or_default();
+                self.highest.in_use = self.highest.in_use.max(now.bytes_in_use);
+                self.highest.reserved = Some(reserved.max(now.bytes_reserved));
+            }
+            None => self.highest.in_use = self.heap.peak(),
+        }
+        self.highest
     }
 }

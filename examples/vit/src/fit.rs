@@ -1,64 +1,55 @@
 //! `--fit`: the first way to compute whose peak is within the memory that is asked for.
 
-use crate::memory::Memory;
+use crate::device::Memory;
 use crate::model::{LeanVit, Model, Vit};
-use crate::settings::{Checkpointing, DeviceKind, Operations, OptimizerKind, Settings};
 use crate::step::Steps;
 use anyhow::{Result, bail, ensure};
 use burn::tensor::Device;
 use bytesize::ByteSize;
+use lean_run_folder::note;
+use vit_common::config::{Checkpointing, Operations, OptimizerKind};
 use vit_common::data::Dataset;
-use vit_common::terminal::{mib, note};
+use vit_common::memory::mib;
+use vit_common::settings::Settings;
 
-/// Less memory at a cost.
-struct Saving {
-    option: &'static str,
-    value: &'static str,
-    cost: &'static str,
-    take: fn(&mut Settings),
-}
+/// An option, and what taking it costs.
+type Saving = (&'static str, &'static str, fn(&mut Settings));
 
 /// Each comes on top of those before it. The first ones cost the least.
 const SAVINGS: [Saving; 5] = [
-    Saving {
-        option: "operations",
-        value: "lean",
-        cost: "other roundings",
-        take: |settings| settings.operations = Operations::Lean,
-    },
-    Saving {
-        option: "checkpointing",
-        value: "blocks",
-        cost: "a second forward pass",
-        take: |settings| settings.checkpointing = Checkpointing::Blocks,
-    },
-    Saving {
-        option: "checkpointing",
-        value: "nested",
-        cost: "a part of it a third time",
-        take: |settings| settings.checkpointing = Checkpointing::Nested,
-    },
-    Saving {
-        option: "optimizer",
-        value: "adamw-8bit",
-        cost: "approximate moments",
-        take: |settings| settings.optimizer = OptimizerKind::AdamW8bit,
-    },
-    Saving {
-        option: "optimizer",
-        value: "adamw-five-bytes",
-        cost: "a model in bf16",
-        take: |settings| settings.optimizer = OptimizerKind::AdamWFiveBytes,
-    },
+    ("operations", "other roundings", |settings| {
+        settings.operations = Operations::Lean;
+    }),
+    ("checkpointing", "a second forward pass", |settings| {
+        settings.checkpointing = Checkpointing::Blocks;
+    }),
+    ("checkpointing", "a part of it a third time", |settings| {
+        settings.checkpointing = Checkpointing::Nested;
+    }),
+    ("optimizer", "approximate moments", |settings| {
+        settings.optimizer = OptimizerKind::AdamW8bit;
+    }),
+    ("optimizer", "a model in bf16", |settings| {
+        settings.optimizer = OptimizerKind::AdamWFiveBytes;
+    }),
 ];
 
-impl Saving {
-    /// `None` if an option does not go with it.
-    fn added_to(&self, way: &Settings, given: &[String]) -> Option<Settings> {
-        let mut way = way.clone();
-        (self.take)(&mut way);
-        way.check(given).is_ok().then_some(way)
-    }
+/// Whether this program can train so.
+///
+/// # Errors
+///
+/// The option.
+pub fn check(settings: &Settings) -> Result<()> {
+    ensure!(
+        settings.checkpointing != Checkpointing::Automatic,
+        "--checkpointing automatic is for Burn 0.21: use blocks or nested"
+    );
+    ensure!(
+        settings.optimizer != OptimizerKind::AdamWFiveBytes
+            || settings.operations == Operations::Lean,
+        "--optimizer adamw-five-bytes trains in bf16 with norms in f32, which need --operations lean"
+    );
+    Ok(())
 }
 
 /// Chooses the options that save memory and are not `given`, so that a step has at most `most` in
@@ -75,60 +66,56 @@ pub fn choose(
     device: &Device,
 ) -> Result<()> {
     ensure!(
-        settings.device == DeviceKind::Cpu,
-        "--fit measures the heap, and tensors are there with --device cpu alone"
+        settings.backend.is_on_heap(),
+        "--fit measures the heap, and tensors are there with --backend flex alone"
     );
-    let is_given = |saving: &&Saving| given.iter().any(|name| name == saving.option);
-    let mut savings = SAVINGS.iter().filter(|saving| !is_given(saving));
-    let mut way = settings.clone();
+    let is_given = |option: &str| given.iter().any(|name| name == option);
+    let mut savings = SAVINGS.iter().filter(|(option, ..)| !is_given(option));
     loop {
-        let peak = peak(&way, data, device)?;
+        let peak = match settings.operations {
+            Operations::Default => peak::<Vit>(settings, data, device)?,
+            Operations::Lean => peak::<LeanVit>(settings, data, device)?,
+        };
         let fits = peak <= most.as_u64();
         note(&format!(
-            "--fit: {} MiB with --operations {} --checkpointing {} --optimizer {}{}",
-            mib(peak, 2),
-            way.operations,
-            way.checkpointing,
-            way.optimizer,
+            "--fit: {} with --operations {} --checkpointing {} --optimizer {}{}",
+            mib(peak),
+            settings.operations,
+            settings.checkpointing,
+            settings.optimizer,
             if fits { ", which fits" } else { "" }
         ));
         if fits {
-            *settings = way;
             return Ok(());
         }
-        let next = savings.find_map(|saving| Some((saving, saving.added_to(&way, given)?)));
-        let Some((saving, with)) = next else {
+        // Some options do not go with those that were given.
+        let next = savings.find_map(|(option, cost, take)| {
+            let mut with = settings.clone();
+            take(&mut with);
+            check(&with).is_ok().then_some((option, cost, with))
+        });
+        let Some((option, cost, with)) = next else {
             bail!("nothing fits into {most}: take a smaller --batch-size");
         };
-        note(&format!(
-            "--fit: adding --{} {}, which costs {}",
-            saving.option, saving.value, saving.cost
-        ));
-        way = with;
+        note(&format!("--fit: another --{option}, which costs {cost}"));
+        *settings = with;
     }
 }
 
-fn peak(settings: &Settings, data: &Dataset, device: &Device) -> Result<u64> {
+fn peak<M: Model>(settings: &Settings, data: &Dataset, device: &Device) -> Result<u64> {
+    /// The first makes the states of the optimizer and learns the order of steps.
+    const STEPS: usize = 3;
+
     let steps = Steps {
         settings,
         data,
         parallel: None,
         device: device.clone(),
     };
-    match settings.operations {
-        Operations::Default => peak_of::<Vit>(&steps),
-        Operations::Lean => peak_of::<LeanVit>(&steps),
-    }
-}
-
-fn peak_of<M: Model>(steps: &Steps) -> Result<u64> {
-    /// The first makes the states of the optimizer and learns the order of steps.
-    const STEPS: usize = 3;
-
-    let mut memory = Memory::start(&steps.device);
+    let mut memory = Memory::start(device);
     let (mut model, mut optimizer) = steps.begin::<M>()?;
     let order = steps.order(1);
-    let batches = order.chunks(steps.settings.train.batch_size);
+    let batches = order.chunks(settings.batch_size);
     for (iteration, places) in batches.take(STEPS).enumerate() {
         (model, _) = steps.step(model, &mut optimizer, iteration, places, &mut memory)?;
     }

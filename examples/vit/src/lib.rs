@@ -2,17 +2,13 @@
 //!
 //! Read [`step`] first: an ordinary Burn step, and what gradient release adds to it with an
 //! [`optimizer`]. [`model`] has the blocks that the backward pass can recompute. [`train`] is the loop
-//! over epochs, and [`run`] begins and ends a run in its folder.
+//! over epochs, and `main.rs` has the options.
 
 #![forbid(unsafe_code)]
 
 pub mod device;
-pub mod digest;
 pub mod fit;
-pub mod memory;
 pub mod model;
 pub mod optimizer;
-pub mod run;
-pub mod settings;
 pub mod step;
 pub mod train;

@@ -1,21 +1,16 @@
 //! The choice between Burn's optimizer and the one that releases gradients.
 
-use crate::settings::{Mode, OptimizerKind, Settings};
 use anyhow::Result;
 use burn::module::Module;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LambConfig, LionConfig,
-    ModuleOptimizer, OptimizerRecord, SgdConfig,
-};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
-    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
-    WithGradientRelease, timeline,
+    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease, timeline,
 };
 use std::path::Path;
 use std::sync::Arc;
-use vit_common::settings::TrainSettings;
+use vit_common::config::{Mode, OptimizerKind, WEIGHT_DECAY};
+use vit_common::settings::Settings;
 
 /// Burn's optimizer, with or without gradient release.
 ///
@@ -34,10 +29,12 @@ impl Optimizer {
     /// The optimizer of the settings, before its first step. Several processes train with gradient
     /// release.
     pub fn new<M: Module>(settings: &Settings, parallel: Option<&DataParallel>, model: &M) -> Self {
-        let TrainSettings {
-            weight_decay, seed, ..
-        } = settings.train;
-        let optimizer = ordinary(settings.optimizer, Some(weight_decay), seed, model);
+        let adamw = AdamWConfig::new().with_weight_decay(WEIGHT_DECAY as f32);
+        let optimizer = match settings.optimizer {
+            OptimizerKind::AdamW => adamw.init(),
+            OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(model).init(),
+            OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(settings.seed).init(),
+        };
         if settings.mode == Mode::Plain {
             return Self::Plain(optimizer);
         }
@@ -74,12 +71,7 @@ impl Optimizer {
         match (self, parallel) {
             (Self::Plain(optimizer), _) => optimizer.save(file)?,
             (Self::Release(optimizer), None) => optimizer.try_to_record()?.save(file)?,
-            (Self::Release(optimizer), Some(parallel)) => {
-                match parallel.save_states(optimizer, file) {
-                    Err(SaveStatesError::Replicas(error)) => return Err(error.into()),
-                    saved => saved?,
-                }
-            }
+            (Self::Release(optimizer), Some(parallel)) => parallel.save_states(optimizer, file)?,
         }
         Ok(())
     }
@@ -102,34 +94,4 @@ impl Optimizer {
 /// The training ends with this error, and without the model that was refused.
 fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
     ReleaseError::from(refused).into()
-}
-
-/// Burn's optimizer of this kind, or one that is used like it. The weight decay is that of the
-/// AdamWs, by default Burn's; the seed is that of rounding.
-pub fn ordinary<M: Module>(
-    kind: OptimizerKind,
-    weight_decay: Option<f64>,
-    seed: u64,
-    model: &M,
-) -> ModuleOptimizer {
-    let (adam, mut adamw) = (AdamConfig::new(), AdamWConfig::new());
-    if let Some(decay) = weight_decay {
-        adamw = adamw.with_weight_decay(decay as f32);
-    }
-    match kind {
-        OptimizerKind::Adam => adam.init(),
-        OptimizerKind::AdamOnePass => adam.in_one_pass().init(),
-        OptimizerKind::Adam8bit => adam.in_one_pass().with_8_bit_moments(model).init(),
-        OptimizerKind::AdamW => adamw.init(),
-        OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
-        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(model).init(),
-        OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(seed).init(),
-        // Its own rates would leave the schedule without effect.
-        OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
-        OptimizerKind::Lamb => LambConfig::new().init(),
-        OptimizerKind::Lion => LionConfig::new().init(),
-        OptimizerKind::Sgd => SgdConfig::new()
-            .with_momentum(Some(MomentumConfig::new()))
-            .init(),
-    }
 }

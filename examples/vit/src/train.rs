@@ -1,249 +1,186 @@
 //! The training: epochs of [steps](Steps), validations and checkpoints.
 
-use crate::digest;
-use crate::memory::Memory;
-use crate::model::{LeanVit, Model, Vit};
+use crate::device::Memory;
+use crate::model::{LeanVit, Model, Vit, digest};
 use crate::optimizer::Optimizer;
-use crate::settings::{Mode, Operations, Settings};
 use crate::step::{Steps, cross_entropy};
 use anyhow::{Context, Result, ensure};
 use burn::store::ModuleRecord;
 use burn::tensor::Tensor;
-use burn_lean::timeline::{self, RecordError, Recording};
-use burn_lean::{DataParallel, ReleaseError, ReplicaError, Replicas};
-use lean_run_folder::CannotWrite;
-use std::fs;
-use std::num::NonZeroUsize;
-use std::path::Path;
-use vit_common::progress;
-use vit_common::results::Results;
-use vit_common::run::{Ending, Options, Run};
+use burn_lean::timeline::{self, Recording};
+use lean_run_folder::note;
+use vit_common::config::{Mode, Operations};
+use vit_common::memory::mib;
+use vit_common::run::{Results, Run};
 
-/// What is saved after an epoch. Of the state, there is the mean loss of the training batches.
-pub const PARTS: [&str; 3] = [MODEL, OPTIMIZER, STATE];
+/// What is saved after an epoch.
+pub const PARTS: [&str; 2] = [MODEL, OPTIMIZER];
 const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optim.bpk";
-const STATE: &str = "state.json";
 
 /// A training run.
 #[derive(Debug)]
 pub struct Train<'a> {
     /// Its settings, images and checkpoints.
-    pub run: &'a Run<Settings>,
-    /// When it stops, and what it records.
-    pub options: &'a Options<Settings>,
+    pub run: &'a Run,
     /// Its steps.
     pub steps: Steps<'a>,
+    /// The batches after which it stops.
+    pub stop_after: Option<usize>,
 }
 
-/// What has become of the recording of the memory, if there is one.
-type Recorded = Result<(), RecordError>;
-
 impl Train<'_> {
-    /// Trains from the checkpoint to resume from, or from random weights. Returns what has become of the
-    /// recording as well.
+    /// Trains from the checkpoint to resume from, or from random weights. No results if it was
+    /// stopped, and in any process but the first.
     ///
     /// # Errors
     ///
     /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
-    /// same; the training was stopped before anything was recorded.
-    pub fn run(&self, recording: Option<Recording>) -> Result<(Ending, Recorded)> {
+    /// same; the training ended before anything was recorded.
+    pub fn run(&self, recording: Option<Recording>) -> Result<Option<Results>> {
         match self.run.settings.operations {
             Operations::Default => self.run_with::<Vit>(recording),
             Operations::Lean => self.run_with::<LeanVit>(recording),
         }
     }
 
-    fn run_with<M: Model>(&self, recording: Option<Recording>) -> Result<(Ending, Recorded)> {
+    fn run_with<M: Model>(&self, recording: Option<Recording>) -> Result<Option<Results>> {
         let Run { settings, data, .. } = self.run;
-        let (epochs, batches) = (settings.train.epochs, settings.train.batches(data));
+        let (epochs, batches) = (settings.epochs, settings.batches(data));
+        let done = self.run.resume_point.unwrap_or(0);
+        let (stop_after, mut stopped) = (self.stop_after.unwrap_or(usize::MAX), false);
         let mut memory = Memory::start(&self.steps.device);
-        let (model, optimizer) = self.steps.begin::<M>()?;
-        let (mut model, mut optimizer, mut train_loss) = self.load(model, optimizer)?;
+        let (mut model, mut optimizer) = self.load::<M>()?;
         if recording.is_some() && settings.mode == Mode::Plain {
             model = timeline::watched(model);
         }
 
-        let stop_after = self.options.stop_after.map(NonZeroUsize::get);
-        let done = self.run.resume_point.unwrap_or(0);
-        for epoch in done + 1..=epochs {
+        'epochs: for epoch in done + 1..=epochs {
             let order = self.steps.order(epoch);
-            let mut losses = Losses::default();
-            for (index, places) in order.chunks(settings.train.batch_size).enumerate() {
+            let mut losses = Vec::new();
+            for (index, places) in order.chunks(settings.batch_size).enumerate() {
                 let iteration = (epoch - 1) * batches + index;
-                if stop_after.is_some_and(|last| iteration >= last) {
-                    self.show_peak(&mut memory);
-                    recording.map(Recording::finish).transpose()?;
-                    let ending = Ending::Stopped {
-                        epoch: epoch - 1,
-                        by_ctrl_c: false,
-                    };
-                    return Ok((ending, Ok(())));
+                if iteration >= stop_after {
+                    let last = epoch - 1;
+                    note(&format!("stopped: --resume goes on after epoch {last}"));
+                    stopped = true;
+                    break 'epochs;
                 }
                 // Of several processes, each trains on its share of the batch.
-                let places = match self.replicas() {
+                let places = match self.steps.replicas() {
                     None => places,
                     Some(replicas) => &places[replicas.share(places.len())],
                 };
-                let (stepped, loss) =
+                let loss;
+                (model, loss) =
                     self.steps
                         .step(model, &mut optimizer, iteration, places, &mut memory)?;
-                model = stepped;
-                losses.add(loss, places.len());
-                if self.run.is_first {
-                    progress::batch(epoch, epochs, index + 1, batches);
-                }
+                losses.push(loss * places.len() as f64);
             }
-            train_loss = self.mean_of_all(losses)?;
+            let mut loss = sum(losses);
+            if let Some(replicas) = self.steps.replicas() {
+                loss = replicas.numbers("the losses", loss)?.iter().sum();
+            }
+            let loss = loss / data.train.len() as f64;
             ensure!(
-                train_loss.is_finite(),
-                "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
+                loss.is_finite(),
+                "the loss is {loss} in epoch {epoch}: try a smaller --lr"
             );
             if let Some(parallel) = &self.steps.parallel {
                 // What is saved is what all of them have.
                 parallel.verify(&model)?;
             }
             if self.run.is_first {
-                let (loss, accuracy) = self.validate(&model)?;
-                let means = [train_loss, loss, accuracy];
-                progress::epoch(epoch, epochs, means, memory.look().in_use);
+                let (validation, accuracy) = self.validate(&model);
+                note(&format!(
+                    "epoch {epoch:>3}/{epochs}  loss {loss:.4}  validation loss {validation:.4}  \
+                     accuracy {:.2} %  peak {}",
+                    accuracy * 100.0,
+                    mib(memory.look().in_use)
+                ));
             }
-            self.save(epoch, train_loss, &model, &optimizer)?;
-        }
-        self.show_peak(&mut memory);
-        let recorded = recording.map(Recording::finish).transpose().map(drop);
-        if !self.run.is_first {
-            return Ok((Ending::OfAnotherRank, recorded));
+            self.save(epoch, &model, &optimizer)
+                .with_context(|| format!("cannot save the checkpoint of epoch {epoch}"))?;
         }
         // Before the validation, which is not part of the training.
         let peak = memory.look();
-        let ending = Ending::Finished(Results {
-            validation_accuracy: self.validate(&model)?.1,
-            train_loss,
+        if let Some(replicas) = self.steps.replicas() {
+            let (rank, peak) = (replicas.rank(), mib(peak.in_use));
+            note(&format!("peak of process {rank}: {peak}"));
+        }
+        recording.map(Recording::finish).transpose()?;
+        if !self.run.is_first || stopped {
+            return Ok(None);
+        }
+        let (validation_loss, validation_accuracy) = self.validate(&model);
+        Ok(Some(Results {
             epochs,
+            validation_loss,
+            validation_accuracy,
             peak_bytes: peak.in_use,
             peak_reserved_bytes: peak.reserved,
-            weights_digest: digest::weights(&model),
-        });
-        Ok((ending, recorded))
+            weights_digest: digest(&model),
+        }))
     }
 
-    /// Model, optimizer and loss of the epoch to resume from; of several processes, the model is
-    /// that of the first.
-    fn load<M: Model>(
-        &self,
-        mut model: M,
-        mut optimizer: Optimizer,
-    ) -> Result<(M, Optimizer, f64)> {
-        let resume_point = self.run.resume_point;
+    /// Model and optimizer of the epoch to resume from, or new ones; of several processes, the model
+    /// is that of the first.
+    fn load<M: Model>(&self) -> Result<(M, Optimizer)> {
+        let (mut model, mut optimizer) = self.steps.begin::<M>()?;
+        let point = self.run.resume_point;
         let file = |part, epoch| self.run.checkpoints.file(part, epoch);
         let cannot = |epoch| move || format!("cannot load the checkpoint of epoch {epoch}");
-        if let Some(epoch) = resume_point {
+        if let Some(epoch) = point {
             let record = ModuleRecord::load(file(MODEL, epoch)).with_context(cannot(epoch))?;
             model = model.try_load_record(record).with_context(cannot(epoch))?;
         }
         if let Some(parallel) = &self.steps.parallel {
-            let epoch = resume_point.unwrap_or(0) + 1;
-            parallel
-                .replicas()
-                .meet(&format!("the beginning of epoch {epoch}"))?;
+            let begins = format!("the beginning of epoch {}", point.unwrap_or(0) + 1);
+            parallel.replicas().meet(&begins)?;
             model = parallel.broadcast(model)?;
         }
-        let Some(epoch) = resume_point else {
-            return Ok((model, optimizer, 0.0));
-        };
-        optimizer = optimizer
-            .load(self.steps.parallel.as_ref(), &file(OPTIMIZER, epoch))
-            .with_context(cannot(epoch))?;
-        let state = fs::read(file(STATE, epoch)).with_context(cannot(epoch))?;
-        let train_loss = serde_json::from_slice(&state).with_context(cannot(epoch))?;
-        Ok((model, optimizer, train_loss))
+        if let Some(epoch) = point {
+            optimizer = optimizer
+                .load(self.steps.parallel.as_ref(), &file(OPTIMIZER, epoch))
+                .with_context(cannot(epoch))?;
+        }
+        Ok((model, optimizer))
     }
 
     /// Writes a checkpoint. Of several processes, the first does, and the others bring their
     /// optimizer states.
-    fn save(
-        &self,
-        epoch: usize,
-        train_loss: f64,
-        model: &impl Model,
-        optimizer: &Optimizer,
-    ) -> Result<()> {
+    fn save(&self, epoch: usize, model: &impl Model, optimizer: &Optimizer) -> Result<()> {
+        let parallel = self.steps.parallel.as_ref();
         let checkpoints = &self.run.checkpoints;
-        let optim_file = checkpoints.file(OPTIMIZER, epoch);
-        let save_states = |file: &Path| optimizer.save(self.steps.parallel.as_ref(), file);
         if !self.run.is_first {
-            return save_states(&optim_file);
+            return optimizer.save(parallel, &checkpoints.file(OPTIMIZER, epoch));
         }
-        let saved = checkpoints.save(epoch, |part, file| {
-            match part {
-                MODEL => model.clone().into_record().save(file)?,
-                OPTIMIZER => save_states(file)?,
-                _ => fs::write(file, serde_json::to_vec(&train_loss)?)?,
-            }
-            anyhow::Ok(())
-        });
-        saved.map_err(
-            |error| match error.is::<ReplicaError>() || error.is::<ReleaseError>() {
-                true => error,
-                false => {
-                    CannotWrite::to(optim_file.with_file_name(""), format!("{error:#}")).into()
-                }
-            },
-        )
+        checkpoints.save(epoch, |part, file| match part {
+            MODEL => Ok(model.clone().into_record().save(file)?),
+            _ => optimizer.save(parallel, file),
+        })
     }
 
     /// Loss and accuracy on the validation images.
-    fn validate(&self, model: &impl Model) -> Result<(f64, f64)> {
+    fn validate(&self, model: &impl Model) -> (f64, f64) {
         let model = model.valid();
         let split = &self.run.data.validation;
         let places: Vec<usize> = (0..split.len()).collect();
-        let (mut losses, mut correct) = (Losses::default(), 0);
-        for places in places.chunks(self.run.settings.train.batch_size) {
-            let (images, labels) = self.steps.batch(split, places, &self.steps.device)?;
-            let scores = model.forward(images);
+        let (mut losses, mut correct) = (Vec::new(), 0);
+        for places in places.chunks(self.run.settings.batch_size) {
+            let (images, labels) = self.steps.batch(split, places, &self.steps.device);
+            let scores = model.forward(images, None);
             let best = scores.clone().argmax(1).flatten::<1>(0, 1);
             correct += best.equal(labels.clone()).int().sum().into_scalar::<i64>();
-            losses.add(cross_entropy(scores, labels), places.len());
+            losses.push(cross_entropy(scores, labels) * places.len() as f64);
         }
-        let accuracy = correct as f64 / split.len().max(1) as f64;
-        Ok((losses.sum() / split.len().max(1) as f64, accuracy))
-    }
-
-    /// The mean loss over the images of all processes.
-    fn mean_of_all(&self, losses: Losses) -> Result<f64> {
-        let own = losses.sum();
-        let sum = match self.replicas() {
-            None => own,
-            Some(replicas) => replicas.numbers("the losses", own)?.iter().sum(),
-        };
-        Ok(sum / self.run.data.train.len().max(1) as f64)
-    }
-
-    fn show_peak(&self, memory: &mut Memory) {
-        if let Some(replicas) = self.replicas() {
-            progress::peak(replicas.rank(), memory.look().in_use);
-        }
-    }
-
-    fn replicas(&self) -> Option<&Replicas> {
-        self.steps.parallel.as_ref().map(DataParallel::replicas)
+        let images = split.len().max(1) as f64;
+        (sum(losses) / images, correct as f64 / images)
     }
 }
 
-/// Losses of batches and their images. They are read at the end of an epoch: a GPU would have to be
+/// The sum of the losses of batches. They are read at the end of an epoch: a GPU would have to be
 /// awaited, else.
-#[derive(Debug, Default)]
-struct Losses(Vec<(Tensor<1>, usize)>);
-
-impl Losses {
-    fn add(&mut self, mean: Tensor<1>, images: usize) {
-        self.0.push((mean, images));
-    }
-
-    /// The sum over images.
-    fn sum(self) -> f64 {
-        let sum = |(mean, images): (Tensor<1>, usize)| mean.into_scalar::<f64>() * images as f64;
-        self.0.into_iter().map(sum).sum()
-    }
+fn sum(losses: Vec<Tensor<1>>) -> f64 {
+    Tensor::cat(losses, 0).sum().into_scalar()
 }

@@ -7,14 +7,13 @@ use super::nn::transformer::{
 use super::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use crate::burn_0_22::models::{Trainee, labels};
 use benchmarks::shape::{HostBatch, LanguageConfig};
-use benchmarks::subject::Burn;
+use benchmarks::subject::{Burn, Checkpointing};
 // The derive macro names the crate `burn`, which is Burn 0.21 elsewhere in this package.
 use burn_0_22 as burn;
 use burn_0_22::module::{Initializer, Module};
 use burn_0_22::nn::attention::generate_autoregressive_mask;
 use burn_0_22::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint;
-use vit::model::Recomputed;
 use vit_common::rng::SeededRng;
 
 /// A decoder or an encoder.
@@ -32,7 +31,7 @@ pub(in crate::burn_0_22) struct Language {
 impl Trainee for Language {
     type Shape = LanguageConfig;
 
-    fn build(shape: &LanguageConfig, recomputed: Recomputed, device: &Device) -> Self {
+    fn build(shape: &LanguageConfig, checkpointing: Checkpointing, device: &Device) -> Self {
         let (dim, is_decoder) = (shape.dim, shape.is_decoder);
         let mut tokens = EmbeddingConfig::new(shape.vocabulary, dim);
         let mut positions = EmbeddingConfig::new(shape.context, dim);
@@ -53,7 +52,7 @@ impl Trainee for Language {
                 .with_dropout(shape.dropout)
                 .with_norm_first(is_decoder)
                 .init(device),
-            recomputes_blocks: recomputed != Recomputed::Nothing,
+            recomputes_blocks: checkpointing == Checkpointing::Blocks,
             norm: is_decoder.then(|| LayerNormConfig::new(dim).init(device)),
             head: head.init(device),
         }

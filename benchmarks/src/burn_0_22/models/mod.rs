@@ -27,14 +27,14 @@ pub(super) use lean::language::Language as LeanLanguage;
 pub(super) use plain::language::Language;
 
 use benchmarks::shape::HostBatch;
-use benchmarks::subject::{Burn, LossChunk, OptimizerKind};
+use benchmarks::subject::{Burn, Checkpointing, LossChunk, OptimizerKind};
 use burn_0_22::module::Module;
 use burn_0_22::nn::Linear;
 use burn_0_22::nn::loss::CrossEntropyLossConfig;
 use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{linear_cross_entropy, nn};
-use vit::model::{LeanVit, Model, Recomputed, Vit};
+use vit::model::{LeanVit, Model, Vit};
 use vit_common::config::VitConfig;
 
 /// A model, of whichever modules.
@@ -42,9 +42,9 @@ pub(super) trait Trainee: Module {
     /// Its shape.
     type Shape;
 
-    /// Builds the model with random weights. The backward pass recomputes what `recomputed` says;
-    /// blocks of a language model have no scopes inside, and `plan` never asks for nested ones.
-    fn build(shape: &Self::Shape, recomputed: Recomputed, device: &Device) -> Self;
+    /// Builds the model with random weights. Its scopes are those of `checkpointing`; blocks of a
+    /// language model have no scopes inside, and `plan` never asks for nested ones.
+    fn build(shape: &Self::Shape, checkpointing: Checkpointing, device: &Device) -> Self;
 
     /// The loss of a batch in the precision of `run`, with a language model's by its chunks, and with the
     /// masks of dropout drawn from `seed`. They are the same whatever is recomputed.
@@ -56,8 +56,8 @@ macro_rules! trainee {
         impl Trainee for $vit {
             type Shape = VitConfig;
 
-            fn build(shape: &VitConfig, recomputed: Recomputed, device: &Device) -> Self {
-                Self::new(shape, device).recomputing(recomputed)
+            fn build(shape: &VitConfig, checkpointing: Checkpointing, device: &Device) -> Self {
+                Self::new(shape, device).recomputing(checkpointing)
             }
 
             /// One token of an image is scored: `plan` never asks for chunks.
@@ -68,7 +68,7 @@ macro_rules! trainee {
                     true => DType::BF16,
                     false => DType::F32,
                 };
-                let scores = self.forward_seeded(images.cast(dtype), seed);
+                let scores = self.forward(images.cast(dtype), Some(seed));
                 of_scores(scores.cast(DType::F32), labels(batch.labels, device))
             }
         }

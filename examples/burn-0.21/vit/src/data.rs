@@ -1,9 +1,7 @@
 //! Images with their labels, as Burn's loaders and the model take them.
 
-use crate::stopping;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Shape, Tensor, TensorData, backend::Backend};
-use burn::train::Interrupter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use vit_common::rng::SeededRng;
@@ -52,13 +50,13 @@ impl burn::data::dataset::Dataset<Image> for Images {
 }
 
 /// Makes batches of images with normalized pixels.
-#[derive(Clone, Copy, Debug)]
-pub struct ImageBatcher(Normalization);
+#[derive(Clone, Debug)]
+pub struct ImageBatcher(Dataset);
 
 impl ImageBatcher {
     /// Normalizes as the training images of `data` need it.
     pub fn new(data: &Dataset) -> Self {
-        Self(data.normalization())
+        Self(data.clone())
     }
 }
 
@@ -71,55 +69,32 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
 
 /// Makes the batches of a training run and counts them. The seed of a batch depends on its number,
 /// so a resumed run has the seeds of the uninterrupted one.
-#[allow(missing_debug_implementations)] // Burn's interrupter has none.
+#[derive(Debug)]
 pub struct TrainBatcher {
     images: ImageBatcher,
     seed: u64,
-    rank: usize,
     made: AtomicUsize,
-    stop_after: Option<(usize, Interrupter)>,
+    rank: usize,
 }
 
 impl TrainBatcher {
-    /// Creates the batcher; the first batch has the number `first`.
-    pub fn new(images: ImageBatcher, seed: u64, first: usize) -> Self {
+    /// The first batch has the number `first`. Of several processes, each has other dropout.
+    pub fn new(images: ImageBatcher, seed: u64, first: usize, rank: usize) -> Self {
         Self {
             images,
             seed,
-            rank: 0,
             made: AtomicUsize::new(first),
-            stop_after: None,
+            rank,
         }
-    }
-
-    /// The batches of one of several processes: other dropout than in the first.
-    pub fn of_rank(mut self, rank: usize) -> Self {
-        self.rank = rank;
-        self
-    }
-
-    /// Interrupts the run after this many batches, counted from the first epoch.
-    pub fn stop_after(mut self, batches: usize, interrupter: Interrupter) -> Self {
-        self.stop_after = Some((batches, interrupter));
-        self
     }
 }
 
 impl<B: Backend> Batcher<B, Image, Batch<B>> for TrainBatcher {
     fn batch(&self, images: Vec<Image>, device: &Device<B>) -> Batch<B> {
-        let before = self.made.fetch_add(1, Ordering::Relaxed);
-        if let Some((last, interrupter)) = &self.stop_after
-            && before + 1 >= *last
-        {
-            stopping::stop(interrupter, stopping::STOP_AFTER);
-        }
-        let seed = match self.rank {
-            0 => SeededRng::new(&[self.seed, before as u64]),
-            rank => SeededRng::new(&[self.seed, before as u64, rank as u64]),
-        }
-        .next_u64();
+        let mut seed = vec![self.seed, self.made.fetch_add(1, Ordering::Relaxed) as u64];
+        seed.extend((self.rank > 0).then_some(self.rank as u64));
         Batch {
-            seed,
+            seed: SeededRng::new(&seed).next_u64(),
             ..self.images.batch(images, device)
         }
     }

@@ -6,7 +6,6 @@
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_gradient_release_device_memory::DeviceMemory;
 use burn_gradient_release_timeline::MemoryCounter;
-use burn_gradient_release_train::PeakMemory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,18 +59,14 @@ impl Memory {
     }
 }
 
-/// The peak of each training step, for a metric, and the peak of the whole run. Also counts for a
-/// memory recording.
+/// The peak of a whole run, across the resets of a memory recording, for which it also counts.
 ///
 /// Clones share their counts.
 #[derive(Clone, Debug)]
 pub struct HighWater {
     memory: Memory,
-    /// The peak of the whole run.
     in_use: Arc<AtomicU64>,
     reserved: Arc<AtomicU64>,
-    /// The peak of the training step.
-    in_step: Arc<AtomicU64>,
 }
 
 impl HighWater {
@@ -82,37 +77,17 @@ impl HighWater {
             memory,
             in_use: Arc::default(),
             reserved: Arc::default(),
-            in_step: Arc::default(),
         }
     }
 
     /// The peak of the whole run, across resets.
     pub fn highest(&self) -> Peak {
-        self.note(self.memory.peak())
-    }
-
-    fn note(&self, now: Peak) -> Peak {
-        highest(&self.in_step, now.in_use);
+        let now = self.memory.peak();
+        let highest = |of: &AtomicU64, now| of.fetch_max(now, Ordering::Relaxed).max(now);
         Peak {
             in_use: highest(&self.in_use, now.in_use),
             reserved: now.reserved.map(|now| highest(&self.reserved, now)),
         }
-    }
-}
-
-fn highest(of: &AtomicU64, now: u64) -> u64 {
-    of.fetch_max(now, Ordering::Relaxed).max(now)
-}
-
-impl PeakMemory for HighWater {
-    fn reset_peak(&self) {
-        self.highest();
-        self.memory.reset_peak();
-        self.in_step.store(0, Ordering::Relaxed);
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        highest(&self.in_step, self.memory.peak().in_use)
     }
 }
 
@@ -122,10 +97,10 @@ impl MemoryCounter for HighWater {
     }
 
     fn take_peak(&mut self) -> u64 {
-        let now = self.memory.peak();
-        self.note(now);
+        self.highest();
+        let peak = self.memory.peak().in_use;
         self.memory.reset_peak();
-        now.in_use
+        peak
     }
 
     fn counts_heap(&self) -> bool {

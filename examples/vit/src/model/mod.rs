@@ -23,55 +23,31 @@ mod lean {
 
 pub use lean::vit::Vit as LeanVit;
 pub use plain::vit::Vit;
-pub use vit_common::config::VitConfig;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use vit_common::config::Checkpointing;
-
-/// The parts of the model that the backward pass recomputes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recomputed {
-    /// None.
-    #[default]
-    Nothing,
-    /// Each block, from its input.
-    Blocks,
-    /// Each block from its input, and in it the attention and the norm of the perceptron once more,
-    /// so that their activations do not exist beside those of the perceptron.
-    Nested,
-}
-
-impl From<Checkpointing> for Recomputed {
-    fn from(checkpointing: Checkpointing) -> Self {
-        match checkpointing {
-            Checkpointing::Blocks => Self::Blocks,
-            Checkpointing::Nested => Self::Nested,
-            _ => Self::Nothing,
-        }
-    }
-}
+use vit_common::config::{Checkpointing, VitConfig};
+use vit_common::digest::Weights;
 
 /// A vision transformer, of whichever modules.
 pub trait Model: Module {
     /// Builds the model with random weights. A model that is trained is on a device with autodiff.
     fn new(config: &VitConfig, device: &Device) -> Self;
 
-    /// Chooses what the backward pass recomputes; the activations of the rest are kept.
+    /// Chooses what the backward pass recomputes: each block from its input; or also, once more,
+    /// attention and the norm of the perceptron in it, so that their activations do not exist beside
+    /// those of the perceptron.
     #[must_use]
-    fn recomputing(self, recomputed: Recomputed) -> Self;
+    fn recomputing(self, checkpointing: Checkpointing) -> Self;
 
-    /// Scores each class for each image.
+    /// Scores each class for each image. With a seed, the masks of dropout are drawn from it; they
+    /// are the same whatever is recomputed, as every dropout has a seed of its own.
     ///
     /// # Shapes
     ///
     /// - images: `[batch, channels, size, size]`
     /// - output: `[batch, classes]`
-    fn forward(&self, images: Tensor<4>) -> Tensor<2>;
-
-    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
-    /// whatever is recomputed, as every dropout has a seed of its own.
-    fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2>;
+    fn forward(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2>;
 }
 
 /// Draws all weights, in the order of the fields.
@@ -89,25 +65,31 @@ pub fn drawn<M: Module>(model: M) -> M {
     model
 }
 
+/// SHA-256 over the shape and the bits of every weight, in the order of the model: to compare those
+/// of two runs.
+pub fn digest<M: Module>(model: &M) -> String {
+    struct Visitor(Weights);
+    impl ModuleVisitor for Visitor {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let data = param.val().into_data();
+            self.0.add(data.shape().as_slice(), data.as_bytes());
+        }
+    }
+    let mut visitor = Visitor(Weights::default());
+    model.visit(&mut visitor);
+    visitor.0.finish()
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
     use vit_common::config::Preset;
 
     #[test]
-    fn a_model_has_the_size_that_was_worked_out_and_scores_every_class() {
-        let device = Device::flex().autodiff();
-        let config = Preset::Tiny.config(8, 3, 5);
-        assert_eq!(
-            LeanVit::new(&config, &device).num_params(),
-            config.num_params()
-        );
-        for recomputed in [Recomputed::Nothing, Recomputed::Blocks, Recomputed::Nested] {
-            let model = Vit::new(&config, &device).recomputing(recomputed);
-            assert_eq!(model.num_params(), config.num_params());
-            let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
-            assert_eq!(scores.dims(), [2, 5]);
-        }
+    fn a_model_has_the_published_size() {
+        let device = Device::flex();
+        let size = |preset: Preset| Vit::new(&preset.config(224, 3, 1000), &device).num_params();
+        assert_eq!(size(Preset::Small), 22_050_664);
     }
 
     #[test]
@@ -117,7 +99,11 @@ mod tests {
         let plain = drawn(Vit::new(&config, &device));
         let lean = LeanVit::new(&config, &device).load_record(plain.clone().into_record());
         let images = Tensor::ones([2, 3, 8, 8], &device.inner());
-        let difference = plain.valid().forward(images.clone()) - lean.valid().forward(images);
-        assert!(difference.abs().max().into_scalar::<f32>() < 1e-5);
+        let [plain, lean] = [
+            plain.valid().forward(images.clone(), None),
+            lean.valid().forward(images, None),
+        ];
+        assert_eq!(plain.dims(), [2, 5]);
+        assert!((plain - lean).abs().max().into_scalar::<f32>() < 1e-5);
     }
 }

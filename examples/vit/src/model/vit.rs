@@ -6,10 +6,11 @@ use super::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardCon
 use super::nn::{
     Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use crate::model::{Model, Recomputed, VitConfig};
+use crate::model::Model;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
+use vit_common::config::{Checkpointing, VitConfig};
 use vit_common::rng::SeededRng;
 
 /// A vision transformer that classifies images.
@@ -21,7 +22,7 @@ pub struct Vit {
     dropout: Dropout,
     blocks: Vec<Block>,
     #[module(skip)]
-    recomputed: Recomputed,
+    checkpointing: Checkpointing,
     norm: LayerNorm,
     head: Linear,
 }
@@ -50,7 +51,7 @@ impl Model for Vit {
             blocks: (0..config.depth)
                 .map(|_| Block::new(config, device))
                 .collect(),
-            recomputed: Recomputed::Nothing,
+            checkpointing: Checkpointing::None,
             norm: norm(config, device),
             head: LinearConfig::new(config.dim, config.classes)
                 .with_initializer(small)
@@ -58,22 +59,12 @@ impl Model for Vit {
         }
     }
 
-    fn recomputing(mut self, recomputed: Recomputed) -> Self {
-        self.recomputed = recomputed;
+    fn recomputing(mut self, checkpointing: Checkpointing) -> Self {
+        self.checkpointing = checkpointing;
         self
     }
 
-    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        self.scores(images, None)
-    }
-
-    fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
-        self.scores(images, Some(seed))
-    }
-}
-
-impl Vit {
-    fn scores(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2> {
+    fn forward(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2> {
         if let Some(seed) = seed {
             images.device().seed(seed);
         }
@@ -85,18 +76,18 @@ impl Vit {
         let class_token = self.class_token.val().expand([batch, 1, dim]);
         let tokens = Tensor::cat(vec![class_token, patches], 1);
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
-        let recomputed = self.recomputed;
+        let checkpointing = self.checkpointing;
         for (number, block) in self.blocks.iter().enumerate() {
             let seeds = seed.map(|seed| {
                 let mut rng = SeededRng::new(&[seed, number as u64]);
                 [rng.next_u64(), rng.next_u64()]
             });
             let forward = move |block: &Block, tokens: Tensor<3>| {
-                block.forward(tokens, seeds, recomputed == Recomputed::Nested)
+                block.forward(tokens, seeds, checkpointing == Checkpointing::Nested)
             };
-            tokens = match recomputed {
-                Recomputed::Nothing => forward(block, tokens),
-                Recomputed::Blocks | Recomputed::Nested => checkpoint(block, tokens, forward),
+            tokens = match checkpointing {
+                Checkpointing::Blocks | Checkpointing::Nested => checkpoint(block, tokens, forward),
+                _ => forward(block, tokens),
             };
         }
 

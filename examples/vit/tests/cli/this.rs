@@ -3,11 +3,9 @@
 use crate::program::Program;
 
 pub(crate) const PROGRAM: Program = Program {
-    name: "vit",
     path: env!("CARGO_BIN_EXE_vit"),
-    parts: vit::train::PARTS,
-    cuda: "--device cuda",
-    diverging: "--optimizer lamb --lr 1 --dropout 0.99",
+    saved: "optim-1.bpk",
+    stop: "--stop-after 4",
     checkpointing: &[
         ("plain", "balanced", false),
         ("plain", "blocks", true),
@@ -17,7 +15,6 @@ pub(crate) const PROGRAM: Program = Program {
         ("release", "nested", true),
     ],
     refused: &[
-        ("--device tpu", "tpu"),
         ("--checkpointing automatic", "is for Burn 0.21"),
         ("--optimizer adamw-five-bytes", "need --operations lean"),
     ],

@@ -1,4 +1,4 @@
-//! The program as a user runs it: its output, its files and its exit codes.
+//! The program as a user runs it: its output and its files.
 
 #[path = "../../../../vit-common/tests/cli.rs"]
 mod both;
@@ -8,7 +8,15 @@ mod memory_timeline;
 mod program;
 mod this;
 
-mod interrupting;
-mod training;
-
+use program::{Home, result};
+use std::fs;
 use this::PROGRAM;
+
+/// In every batch, all parameters were stepped inside the backward pass.
+#[test]
+fn every_parameter_is_released() {
+    let home = Home::new();
+    result(&mut home.train("run", 1, ""));
+    let log = home.folder("run/train/epoch-1/Released.log");
+    assert_eq!(fs::read_to_string(log).unwrap(), "100,1\n".repeat(4));
+}

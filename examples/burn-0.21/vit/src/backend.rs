@@ -1,7 +1,7 @@
 //! Selects Burn's types by the names on the command line.
 
-use crate::train::{Ended, Train};
-use anyhow::{Result, bail};
+use crate::train::Train;
+use anyhow::Result;
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
@@ -19,40 +19,36 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release_optim::LeanBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_gradient_release_timeline::Recorded;
-use vit_0_21::config::{BackendKind, Checkpointing, Mode};
 #[cfg(feature = "flex")]
 use vit_0_21::memory::Heap;
 use vit_0_21::memory::Memory;
-use vit_common::parallel::local_rank;
+use vit_common::config::{BackendKind, Checkpointing, Mode};
+use vit_common::run::{Results, local_rank};
 
 /// Trains with the types that the settings name, and counts the memory. If a memory timeline can be
 /// recorded, the backend is wrapped for it.
-pub(crate) fn run(train: Train<'_>) -> Result<Ended> {
-    let engine = &train.run.settings.engine;
-    match engine.backend {
+pub(crate) fn run(train: Train<'_>, fusion: bool) -> Result<Option<Results>> {
+    let backend = train.run.settings.backend;
+    match (backend, fusion) {
         #[cfg(feature = "flex")]
-        BackendKind::Flex => on::<Recorded<burn::backend::Flex>>(train, heap),
+        (BackendKind::Flex, _) => {
+            on::<Recorded<burn::backend::Flex>>(train, |_| Memory::Heap(Heap::start()))
+        }
         #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu if engine.fusion => on::<MeteredWgpu>(train, metered::<MeteredWgpu>),
+        (BackendKind::Wgpu, true) => on::<MeteredWgpu>(train, metered::<MeteredWgpu>),
         #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => {
+        (BackendKind::Wgpu, false) => {
             on::<Recorded<MeteredWgpuUnfused>>(train, metered::<MeteredWgpuUnfused>)
         }
         #[cfg(feature = "cuda")]
-        BackendKind::Cuda if engine.fusion => on::<MeteredCuda>(train, metered::<MeteredCuda>),
+        (BackendKind::Cuda, true) => on::<MeteredCuda>(train, metered::<MeteredCuda>),
         #[cfg(feature = "cuda")]
-        BackendKind::Cuda => {
+        (BackendKind::Cuda, false) => {
             on::<Recorded<MeteredCudaUnfused>>(train, metered::<MeteredCudaUnfused>)
         }
         #[allow(unreachable_patterns)] // With every feature on, no backend remains.
-        backend => bail!("the backend {backend} is not compiled in"),
+        _ => Err(backend.not_compiled_in()),
     }
-}
-
-/// The memory of a backend whose tensors are on the heap.
-#[cfg(feature = "flex")]
-fn heap<D>(_device: &D) -> Memory {
-    Memory::Heap(Heap::start())
 }
 
 /// The memory of a GPU, on a metered backend.
@@ -62,10 +58,13 @@ fn metered<B: MeteredBackend>(device: &Device<B>) -> Memory {
 }
 
 /// Trains on this backend, in the mode and with the checkpointing of the settings.
-fn on<B: LeanBackend>(train: Train<'_>, memory: fn(&Device<B>) -> Memory) -> Result<Ended> {
+fn on<B: LeanBackend>(
+    train: Train<'_>,
+    memory: fn(&Device<B>) -> Memory,
+) -> Result<Option<Results>> {
     let device = device_of_this_process::<B>();
     let memory = memory(&device);
-    match train.run.settings.engine.checkpointing {
+    match train.run.settings.checkpointing {
         Checkpointing::Balanced => with::<B, BalancedCheckpointing>(train, device, memory),
         // The model recomputes its blocks, and the optimizer what is automatic: Burn's tape keeps
         // all that it is given.
@@ -77,8 +76,8 @@ fn with<B: LeanBackend, C: CheckpointStrategy>(
     train: Train<'_>,
     device: Device<B>,
     memory: Memory,
-) -> Result<Ended> {
-    match train.run.settings.engine.mode {
+) -> Result<Option<Results>> {
+    match train.run.settings.mode {
         Mode::Plain => train.plain::<Autodiff<B, C>>(device, memory),
         Mode::Release => train.release::<GradientRelease<Autodiff<B, C>>>(device, memory),
     }

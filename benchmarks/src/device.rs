@@ -1,23 +1,18 @@
-//! Checks that this build has a backend, and this machine its device.
+//! Checks that this machine has the device of a backend.
 //!
 //! Without its device, a GPU backend of Burn panics at its first use.
 
-use crate::config::BackendKind;
+use anyhow::Result;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use anyhow::bail;
-use anyhow::{Result, ensure};
+use vit_common::config::BackendKind;
 
-/// Finds whether the backend can be used.
+/// Finds whether a backend of this build can be used.
 ///
 /// # Errors
 ///
-/// It is not compiled in, or its device is missing.
+/// Its device is missing.
 pub fn require(backend: BackendKind) -> Result<()> {
-    ensure!(
-        backend.is_compiled_in(),
-        "the backend {backend} is not compiled in: build with `cargo run --release -p vit-0-21 \
-         --features {backend}`"
-    );
     match backend {
         BackendKind::Flex => Ok(()),
         #[cfg(feature = "wgpu")]

@@ -1,0 +1,95 @@
+//! The vision transformer example: trains with Burn's learner, plainly or with gradient release.
+//!
+//! [`train`] shows what gradient release requires of a program, and [`backend`] what it requires of
+//! the types; the rest is an ordinary Burn program.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod train;
+
+use anyhow::{Context, Result, ensure};
+use burn_gradient_release_data_parallel::DataParallel;
+use burn_gradient_release_timeline::Snapshot;
+use clap::Args;
+use peak_alloc::PeakAlloc;
+use std::process::ExitCode;
+use train::{PARTS, Train};
+use vit_common::config::{BackendKind, Checkpointing, Mode, Operations, OptimizerKind};
+use vit_common::data::Dataset;
+use vit_common::run::{self, Start};
+use vit_common::settings::Settings;
+
+/// Counts every byte on the heap, which is where the CPU backends keep their tensors.
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// The options that `vit` has not.
+#[derive(Debug, Args)]
+struct Extra {
+    /// Run every operation on a GPU separately, instead of fused with its neighbours
+    #[arg(long)]
+    no_fusion: bool,
+}
+
+fn main() -> ExitCode {
+    let about = "Trains a vision transformer on Burn 0.21, plainly or with gradient release";
+    run::main("vit-0-21", about, train)
+}
+
+fn train(start: &Start<Extra>) -> Result<()> {
+    let options = &start.options;
+    let fusion = !options.extra.no_fusion;
+    let check = |settings: &mut Settings, _: &Dataset| {
+        check(settings)?;
+        if let Some(file) = &options.memory_timeline {
+            ensure!(
+                settings.backend.is_on_heap() || !fusion,
+                "a memory timeline is recorded without fusion, which leaves no memory to an \
+                 operation until its block is run: add --no-fusion"
+            );
+            Snapshot::check_folder(file).context("no memory timeline")?;
+        }
+        Ok(())
+    };
+    let (run, ()) = start.begin(&PARTS, check)?;
+    let parallel = start.replicas.clone().map(DataParallel::new);
+    let train = Train {
+        run: &run,
+        memory_timeline: options.memory_timeline.as_deref().filter(|_| run.is_first),
+        parallel: match options.shard_optimizer {
+            true => parallel.map(DataParallel::with_sharded_optimizer),
+            false => parallel,
+        },
+    };
+    match backend::run(train, fusion)? {
+        Some(results) => run.end(&results),
+        None => Ok(()),
+    }
+}
+
+/// Whether this program can train so.
+fn check(settings: &Settings) -> Result<()> {
+    let (optimizer, checkpointing) = (settings.optimizer, settings.checkpointing);
+    let is_compiled_in = match settings.backend {
+        BackendKind::Flex => cfg!(feature = "flex"),
+        BackendKind::Wgpu => cfg!(feature = "wgpu"),
+        BackendKind::Cuda => cfg!(feature = "cuda"),
+    };
+    ensure!(is_compiled_in, settings.backend.not_compiled_in());
+    ensure!(
+        optimizer != OptimizerKind::AdamWFiveBytes && settings.operations == Operations::Default,
+        "--optimizer adamw-five-bytes and --operations lean are for Burn 0.22: use `vit`"
+    );
+    ensure!(
+        checkpointing != Checkpointing::Nested,
+        "--checkpointing nested is for Burn 0.22: use blocks or automatic"
+    );
+    ensure!(
+        settings.mode == Mode::Release
+            || matches!(checkpointing, Checkpointing::None | Checkpointing::Balanced),
+        "--checkpointing {checkpointing} needs gradient release: use --mode release, or \
+         --checkpointing balanced with --mode plain"
+    );
+    Ok(())
+}
