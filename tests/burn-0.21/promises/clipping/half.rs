@@ -77,7 +77,8 @@ fn clipping_of_one_gradient_is_right() {
         let mut of_group = sgd().with_group(ParamGroup::all(), options);
         let in_group = armed_step(1.0, zeros(), &mut of_group, loss);
         let config = SgdConfig::new().with_gradient_clipping(clipping.clone());
-        let in_pass: OptimizerAdaptor<_, Vector<R>, R> = OptimizerAdaptor::from(config.in_one_pass());
+        let in_pass: OptimizerAdaptor<_, Vector<R>, R> =
+            OptimizerAdaptor::from(config.in_one_pass());
         let in_pass = armed_step(1.0, zeros(), &mut in_pass.with_gradient_release(), loss);
         for stepped in [armed, ordinary, in_pass, in_group] {
             // The norm is 2400.
