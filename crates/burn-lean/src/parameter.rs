@@ -396,6 +396,14 @@ impl Module for Released {
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
         if !shares() {
+            // A constant does not tell whether it was frozen.
+            assert!(
+                mode() == Mode::Tape || self.role != Role::Scope,
+                "checkpoint: {} was mapped inside of the closure of a scope (by `no_grad` or a mapper), \
+                 which would not change its gradient; call `detach` on the result, or map a copy of the \
+                 module outside of the closure",
+                path_text(&self.slot.path())
+            );
             self.base.store(UNKNOWN, Ordering::Relaxed);
             if self.copy.is_none() {
                 self.slot.mark_mapped();

@@ -136,7 +136,7 @@ where
             are_leaves: are_leaves.into_iter(),
             made: Vec::new(),
         };
-        let module = kept.map(&mut leaves);
+        let module = shared(&kept, Share::Model, &mut leaves);
         let mut inputs = Vec::new();
         let mut needs = needs.into_iter();
         let input = constant.map(&mut MapTensor(&mut |tensor| {
@@ -152,7 +152,7 @@ where
             leaf
         }));
         let output = seed.run_again(&device, || forward(&module, input));
-        running.restore(module);
+        running.restore(&module);
         let outputs = floats_of(output).1;
         let is_same = |(first, again): (&Outline, _)| outline(again).is_that_of(first);
         assert!(

@@ -36,17 +36,8 @@ impl Running {
         running
     }
 
-    /// Restores the running statistics of a module.
-    pub(crate) fn restore<M: Module>(mut self, module: M) {
-        if self.params.is_empty() {
-            return;
-        }
-        synchronize(&module);
-        module.map(&mut self);
-    }
-
-    /// [`restore`](Self::restore) for a module that stays armed.
-    pub(crate) fn restore_shared<M: Module>(&self, module: &M) {
+    /// Restores the running statistics of a module, which stays armed.
+    pub(crate) fn restore<M: Module>(&self, module: &M) {
         if self.params.is_empty() {
             return;
         }

@@ -35,13 +35,13 @@ impl TwoPasses {
 
     /// Runs the second pass.
     pub fn second<M: Module, R>(&self, model: &M, pass: impl FnOnce() -> R) -> R {
-        self.running.restore_shared(model);
+        self.running.restore(model);
         self.run(pass)
     }
 
     /// Restores the running statistics of the model from before the passes.
     pub fn undo<M: Module>(self, model: &M) {
-        self.running.restore_shared(model);
+        self.running.restore(model);
     }
 
     fn run<R>(&self, pass: impl FnOnce() -> R) -> R {

@@ -131,3 +131,15 @@ fn another_model_on_the_thread_of_a_scope() {
     let x = numbers::<3>([1, 2, 8], 1, &device);
     checkpoint(&block, x, train).sum().backward();
 }
+
+#[test]
+fn freezing_an_armed_module_inside_of_the_closure_is_refused() {
+    let device = flex();
+    let block = adamw()
+        .with_gradient_release()
+        .arm(LR, seeded(&device, Block::new));
+    let x = numbers::<3>([2, 3, 8], 1, &device).require_grad();
+    let frozen = |block: &Block, x| block.clone().no_grad().forward(x);
+    let what = "was mapped inside of the closure of a scope (by `no_grad` or a mapper)";
+    assert_panics(|| checkpoint(&block, x, frozen), what);
+}
