@@ -195,6 +195,15 @@ impl<E: Args> Start<E> {
             self.replicas.is_none() || settings.mode == Mode::Release,
             "--data-parallel needs gradient release: use --mode release"
         );
+        if let Some(replicas) = &self.replicas {
+            let last = data.train.len() - (settings.batches(&data) - 1) * settings.batch_size;
+            ensure!(
+                last >= replicas.size(),
+                "the last batch of an epoch has {last} images, and each of {} processes needs one: \
+                 choose another --batch-size",
+                replicas.size()
+            );
+        }
         if is_first && !resume {
             folder = RunFolder::create::<Settings>(path, parts, overwrite)?;
         }

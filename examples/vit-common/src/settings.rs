@@ -38,10 +38,10 @@ pub struct Settings {
     pub batch_size: usize,
     /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
     /// to zero
-    #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = fraction)]
+    #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = rate)]
     pub lr: f64,
     /// Probability of dropout
-    #[arg(long, value_name = "PROBABILITY", default_value = "0.1", value_parser = fraction)]
+    #[arg(long, value_name = "PROBABILITY", default_value = "0.1", value_parser = probability)]
     pub dropout: f64,
     /// Seed of the weights, of the order of the images and of dropout
     #[arg(long, default_value = "42")]
@@ -109,10 +109,14 @@ fn count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=65_536)
 }
 
-fn fraction(text: &str) -> std::result::Result<f64, String> {
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number| (0.0..1.0).contains(number));
-    number.ok_or_else(|| "not a number from 0 to below 1".into())
+fn rate(text: &str) -> std::result::Result<f64, String> {
+    let rate = text.parse().ok();
+    let rate = rate.filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
+    rate.ok_or_else(|| "it must be above 0".into())
+}
+
+fn probability(text: &str) -> std::result::Result<f64, String> {
+    let probability = text.parse().ok();
+    let probability = probability.filter(|it: &f64| (0.0..1.0).contains(it));
+    probability.ok_or_else(|| "it must be at least 0 and below 1".into())
 }

@@ -94,8 +94,8 @@ fn bad_options_get_one_line_and_leave_nothing() {
     let of_both = [
         ("--backend tpu", "tpu"),
         ("--batch-size 0", "--batch-size"),
-        ("--lr inf", "not a number from 0 to below 1"),
-        ("--dropout 1", "not a number from 0 to below 1"),
+        ("--lr NaN", "it must be above 0"),
+        ("--dropout 1", "it must be at least 0 and below 1"),
         ("--data /nowhere/at/all", "/nowhere/at/all"),
         ("--image-size 9", "patches"),
         ("--memory-timeline /nowhere/a.gz", "cannot write /nowhere"),

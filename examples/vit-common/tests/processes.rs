@@ -92,8 +92,8 @@ fn processes_that_differ_are_refused_and_change_nothing() {
         ),
         (
             &anew,
-            &format!("{anew} --epochs 0"),
-            "invalid value '0' for '--epochs",
+            &format!("{anew} --lr 0"),
+            "invalid value '0' for '--lr",
         ),
         (
             "--resume",
@@ -106,6 +106,11 @@ fn processes_that_differ_are_refused_and_change_nothing() {
         assert!(!output.status.success() && said.contains(text), "{said}");
         assert_eq!(results(), before, "{text}");
     }
+    // Of 256 images, one is left.
+    let few = anew.replace("--batch-size 32", "--batch-size 51");
+    let said = said(&launch(&folder, &[&few, &few]).output().unwrap());
+    assert!(said.contains("choose another --batch-size"), "{said}");
+    assert_eq!(results(), before);
     let plain = format!("{anew} --mode plain");
     let output = launch(&folder, &[&plain]).output().unwrap();
     assert!(said(&output).contains("--data-parallel needs gradient release"));

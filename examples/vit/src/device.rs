@@ -1,7 +1,7 @@
 //! The device of a run, and the bytes in use on it.
 
 use anyhow::Result;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use vit_common::config::BackendKind;
 use vit_common::memory::{Heap, Peak};
 
@@ -11,7 +11,7 @@ use vit_common::memory::{Heap, Peak};
 ///
 /// This build does not have it.
 pub fn open(backend: BackendKind) -> Result<Device> {
-    Ok(match backend {
+    let device = match backend {
         #[cfg(feature = "flex")]
         BackendKind::Flex => Device::flex(),
         #[cfg(feature = "wgpu")]
@@ -26,7 +26,10 @@ pub fn open(backend: BackendKind) -> Result<Device> {
         ),
         #[allow(unreachable_patterns)] // With every feature on, no backend remains.
         _ => return Err(backend.not_compiled_in()),
-    })
+    };
+    // Burn panics at the first use of a device without a driver: before anything is written.
+    let _ = Tensor::<1>::zeros([1], &device).into_data();
+    Ok(device)
 }
 
 /// Of several processes on a machine, each has the device with its number.

@@ -122,7 +122,8 @@ impl DataParallel {
     }
 
     /// Gives all replicas the running statistics (`BatchNorm`) of the first one, and whatever else is
-    /// not trained, as before a validation or a checkpoint. What is trained has to be equal.
+    /// not trained, as before a validation or a checkpoint. What is trained has to be equal; on a GPU,
+    /// where sums may differ in the last bits, it is that of the first one, too.
     ///
     /// # Errors
     ///

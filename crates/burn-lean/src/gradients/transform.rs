@@ -238,10 +238,6 @@ impl GradientTransform {
         self.step.norms.contains(param)
     }
 
-    pub(crate) fn has_measured(&self) -> bool {
-        !self.step.norms.is_empty()
-    }
-
     /// Forgets the norms of all other parameters.
     pub(crate) fn keep_measured(&mut self, is_kept: impl Fn(ParamId) -> bool) {
         self.step.norms.retain(is_kept);

@@ -15,6 +15,7 @@ use clap::Args;
 use peak_alloc::PeakAlloc;
 use std::process::ExitCode;
 use train::{PARTS, Train};
+use vit_0_21::schedule::scheduler;
 use vit_common::config::{BackendKind, Checkpointing, Mode, Operations, OptimizerKind};
 use vit_common::data::Dataset;
 use vit_common::run::{self, Start};
@@ -40,8 +41,10 @@ fn main() -> ExitCode {
 fn train(start: &Start<Extra>) -> Result<()> {
     let options = &start.options;
     let fusion = !options.extra.no_fusion;
-    let check = |settings: &mut Settings, _: &Dataset| {
+    let check = |settings: &mut Settings, data: &Dataset| {
         check(settings)?;
+        // Burn takes no rate above 1.
+        scheduler(settings.lr, settings.iterations(data))?;
         if let Some(file) = &options.memory_timeline {
             ensure!(
                 settings.backend.is_on_heap() || !fusion,

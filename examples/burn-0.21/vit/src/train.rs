@@ -1,6 +1,6 @@
 //! A training run with Burn's learner.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::ComposedLrScheduler;
@@ -198,6 +198,10 @@ impl Train<'_> {
             return Ok(None);
         }
         let (validation_loss, validation_accuracy) = validate(&model, &*valid);
+        ensure!(
+            validation_loss.is_finite(),
+            "the loss is {validation_loss}: try a smaller --lr"
+        );
         Ok(Some(Results {
             epochs: settings.epochs,
             validation_loss,

@@ -28,7 +28,7 @@ fn a_run_passes_between_modes_and_backends() {
 
     // After the same first epoch, the second epoch differs only in the rounding of the kernels: the
     // first digits of the loss are the same, as they would not be after other weights.
-    for resumed in ["--backend flex", "--no-fusion"] {
+    for resumed in ["--backend flex", "--backend wgpu --no-fusion"] {
         home.forget("release", 1);
         let to = result(&mut home.resume("release", resumed));
         let [loss, expected] = [&to, &release].map(|run| run["validation_loss"].as_f64().unwrap());

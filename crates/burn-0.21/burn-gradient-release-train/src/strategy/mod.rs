@@ -239,11 +239,12 @@ where
         let mut optim = ReleaseOptimizer::handle_of(&learner)
             .expect("cloning a learner clones its optimizer, once");
         // Burn's `Learner` hands out the rate of the base alone.
-        let has_groups = TypeId::of::<LR>() == TypeId::of::<ModuleLrScheduler>();
+        let is_by_module = TypeId::of::<LR>() == TypeId::of::<ModuleLrScheduler>();
         assert!(
-            !has_groups || optim.learning_rates().is_some(),
+            !is_by_module || optim.learning_rates().is_some(),
             "gradient release: the `Learner` has a `ModuleLrScheduler`, and its optimizer would not read \
-             the rates of the groups; build it `with_learning_rates(scheduler.rates())`"
+             the rates of the groups; build it `with_learning_rates(scheduler.rates())`, or, without \
+             groups, give the `Learner` the scheduler of the base"
         );
         if let Some(recompute) = self.recompute {
             optim = optim.with_recompute(recompute);

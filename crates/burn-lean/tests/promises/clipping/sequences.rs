@@ -156,8 +156,12 @@ fn a_gradient_that_was_not_measured_is_refused() {
     let (mut optim, model, _) = at(Moment::Measuring);
     drop(model.loss(0));
     let none = GradientsParams::new();
-    let refused = optim.try_measured(&model, none).unwrap_err();
-    assert_eq!(kind(refused.error()), "NoForward");
+    assert_eq!(optim.try_measured(&model, none).unwrap().norm(), 0.0);
+    let model = optim.arm(LR, model);
+    let grads = grads_of(&model, 0);
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    assert_error!(refused.error(), NotMeasured, "or not of all of them");
+    let model = optim.disarm(refused.into_model());
     finishes(optim, model);
 
     // It came to some parameters only.

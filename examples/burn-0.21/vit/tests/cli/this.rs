@@ -20,5 +20,6 @@ pub(crate) const PROGRAM: Program = Program {
             "--mode plain --checkpointing blocks",
             "or --checkpointing balanced with",
         ),
+        ("--lr 7", "the learning rate cannot be scheduled"),
     ],
 };
