@@ -137,10 +137,10 @@ pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
 #[derive(Debug)]
 pub(crate) struct Released {
     slot: Arc<Slot>,
-    /// That of the slot, in the model itself.
-    own: Option<Arc<()>>,
     /// The weight of a copy of the model.
     copy: Option<Arc<Snapshot>>,
+    /// Whether the parameter is the model's own: it counts in the slot.
+    is_own: bool,
     /// Whether the parameter has a leaf of its own.
     is_fork: bool,
     role: Role,
@@ -172,14 +172,23 @@ impl Clone for Released {
     }
 }
 
+impl Drop for Released {
+    fn drop(&mut self) {
+        if self.is_own {
+            self.slot.owners.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Released {
     pub(crate) const CONTAINER: &'static str = <Self as Reparameterization>::NAME;
 
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
+        slot.owners.fetch_add(1, Ordering::Relaxed);
         Self {
-            own: Some(slot.own.clone()),
             slot,
             copy: None,
+            is_own: true,
             is_fork: false,
             role: Role::Model,
             base: AtomicU8::new(PLACEHOLDER),
@@ -190,8 +199,8 @@ impl Released {
     fn with(&self, slot: Arc<Slot>, copy: Option<Arc<Snapshot>>) -> Self {
         Self {
             slot,
-            own: None,
             copy,
+            is_own: false,
             is_fork: self.is_fork,
             role: self.role,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
@@ -223,12 +232,13 @@ impl Released {
             return self.with(self.slot.clone(), copy);
         }
         // It may be armed itself.
-        let mut twin = self.with(Arc::new(self.slot.unarmed_twin()), None);
-        twin.own = Some(twin.slot.own.clone());
+        let mut twin = Self::new(Arc::new(self.slot.unarmed_twin()));
+        (twin.is_fork, twin.role) = (self.is_fork, self.role);
+        twin.base = AtomicU8::new(self.base.load(Ordering::Relaxed));
         twin
     }
 
-    fn moved(self, device: &Device, detached: bool) -> Self {
+    fn moved(mut self, device: &Device, detached: bool) -> Self {
         if self.is_transparent() {
             return self.copy();
         }
@@ -244,7 +254,7 @@ impl Released {
             false => Some(self.slot.moved(weight.to_device(&device).into_dispatch())),
         };
         let mut fork = self.with(self.slot.clone(), copy);
-        fork.own = self.own;
+        fork.is_own = std::mem::take(&mut self.is_own);
         fork.is_fork = true;
         fork
     }

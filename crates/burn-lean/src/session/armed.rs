@@ -171,7 +171,7 @@ impl Slot {
 
     /// Whether the parameter of the model is gone, and copies may be left.
     pub(crate) fn is_dropped(&self) -> bool {
-        Arc::strong_count(&self.own) == 1
+        self.owners.load(Ordering::Relaxed) == 0
     }
 
     /// Whether backward has stepped the parameter, and no call has ended that step.

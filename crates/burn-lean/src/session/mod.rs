@@ -10,7 +10,7 @@ mod weight;
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn::Tensor;
@@ -56,8 +56,8 @@ pub(crate) struct Slot {
     step: StepFn,
     mapper: Mutex<Arc<dyn Any + Send + Sync>>,
     state: Mutex<State>,
-    /// The parameter of the model holds it, too. Those of copies do not.
-    pub(crate) own: Arc<()>,
+    /// How many parameters are the model's own: none once it is gone. Those of copies do not count.
+    pub(crate) owners: AtomicU32,
 }
 
 /// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,

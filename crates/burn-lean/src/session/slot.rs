@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn::backend::autodiff::NodeId;
@@ -127,7 +127,7 @@ impl Slot {
             step,
             mapper: Mutex::new(mapper),
             state: Mutex::new(state),
-            own: Arc::default(),
+            owners: AtomicU32::default(),
         };
         (slot, leaf)
     }
@@ -143,7 +143,7 @@ impl Slot {
             step: self.step,
             mapper: Mutex::new(self.mapper()),
             state: Mutex::new(twin),
-            own: Arc::default(),
+            owners: AtomicU32::default(),
         }
     }
 

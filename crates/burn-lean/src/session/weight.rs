@@ -38,11 +38,11 @@ impl Drop for Open {
 #[derive(Default)]
 pub(super) struct Uses {
     /// Everywhere, on a tape or not.
-    pub(super) all: usize,
+    pub(super) all: u32,
     /// On the model's tape, outside of every recomputed scope.
-    pub(super) direct: usize,
+    pub(super) direct: u32,
     /// Recomputed scopes that use it.
-    pub(super) scopes: usize,
+    pub(super) scopes: u32,
 }
 
 /// The weight at the moment at which a copy of the model was taken.
