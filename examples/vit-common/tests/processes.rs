@@ -108,8 +108,8 @@ fn processes_that_differ_are_refused_and_change_nothing() {
     }
     // Of 256 images, one is left.
     let few = anew.replace("--batch-size 32", "--batch-size 51");
-    let said = said(&launch(&folder, &[&few, &few]).output().unwrap());
-    assert!(said.contains("choose another --batch-size"), "{said}");
+    let refused = said(&launch(&folder, &[&few, &few]).output().unwrap());
+    assert!(refused.contains("choose another --batch-size"), "{refused}");
     assert_eq!(results(), before);
     let plain = format!("{anew} --mode plain");
     let output = launch(&folder, &[&plain]).output().unwrap();
