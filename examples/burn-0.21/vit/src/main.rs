@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod progress;
 mod train;
 
 use anyhow::{Context, Result, ensure};

@@ -1,5 +1,6 @@
 //! A training run with Burn's learner.
 
+use crate::progress::EpochLines;
 use anyhow::{Context, Result, bail, ensure};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -176,6 +177,7 @@ impl Train<'_> {
         if let Some(replicas) = self.replicas() {
             training = log_apart(training, folder, replicas);
         }
+        training = training.renderer(EpochLines::default());
         if let Some(epoch) = self.run.resume_point {
             training = training.checkpoint(epoch);
         }
