@@ -5,6 +5,7 @@ use crate::subject::{Case, Subject};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
+use vit_common::settings::rate;
 
 /// The version of the JSON file: it grows when a field changes its meaning or goes.
 pub const SCHEMA: u32 = 2;
@@ -49,12 +50,6 @@ pub struct Settings {
     /// Seed of weights and batches
     #[arg(long, default_value = "42")]
     pub seed: u64,
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok();
-    let rate = rate.filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
-    rate.ok_or_else(|| "it must be above 0".into())
 }
 
 /// Something that is missing from the results.

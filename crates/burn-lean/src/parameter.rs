@@ -184,15 +184,22 @@ impl Released {
     pub(crate) const CONTAINER: &'static str = <Self as Reparameterization>::NAME;
 
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
-        slot.owners.fetch_add(1, Ordering::Relaxed);
-        Self {
+        let released = Self {
             slot,
             copy: None,
-            is_own: true,
+            is_own: false,
             is_fork: false,
             role: Role::Model,
             base: AtomicU8::new(PLACEHOLDER),
-        }
+        };
+        released.owned()
+    }
+
+    /// Makes it the model's own.
+    fn owned(mut self) -> Self {
+        self.slot.owners.fetch_add(1, Ordering::Relaxed);
+        self.is_own = true;
+        self
     }
 
     /// The same parameter with another slot or another weight.
@@ -232,10 +239,8 @@ impl Released {
             return self.with(self.slot.clone(), copy);
         }
         // It may be armed itself.
-        let mut twin = Self::new(Arc::new(self.slot.unarmed_twin()));
-        (twin.is_fork, twin.role) = (self.is_fork, self.role);
-        twin.base = AtomicU8::new(self.base.load(Ordering::Relaxed));
-        twin
+        let twin = self.with(Arc::new(self.slot.unarmed_twin()), None);
+        twin.owned()
     }
 
     fn moved(mut self, device: &Device, detached: bool) -> Self {

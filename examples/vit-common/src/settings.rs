@@ -109,13 +109,18 @@ fn count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=65_536)
 }
 
-fn rate(text: &str) -> std::result::Result<f64, String> {
+/// A learning rate of the command line.
+///
+/// # Errors
+///
+/// What it must be.
+pub fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok();
     let rate = rate.filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
     rate.ok_or_else(|| "it must be above 0".into())
 }
 
-fn probability(text: &str) -> std::result::Result<f64, String> {
+fn probability(text: &str) -> Result<f64, String> {
     let probability = text.parse().ok();
     let probability = probability.filter(|it: &f64| (0.0..1.0).contains(it));
     probability.ok_or_else(|| "it must be at least 0 and below 1".into())

@@ -73,9 +73,14 @@ impl Slot {
     ) -> DispatchTensor {
         if let Some(before) = self.session() {
             // A model with adapters keeps its slots, and an accumulator may still have them.
-            before
-                .slots()
-                .retain(|_, slot| !std::ptr::eq(&**slot, self));
+            let mut slots = before.slots();
+            let id = self.id();
+            if slots
+                .get(&id)
+                .is_some_and(|slot| std::ptr::eq(&**slot, self))
+            {
+                slots.remove(&id);
+            }
         }
         let (state, leaf) = State::arm(base, session);
         self.id.store(param.id.val(), Ordering::Relaxed);

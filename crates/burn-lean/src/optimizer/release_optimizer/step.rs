@@ -250,8 +250,8 @@ impl ReleaseOptimizer {
         let is_taken = |id| slots.get(&id).is_some_and(|slot| slot.phase().is_taken());
         let is_unmeasured = |surveyed: &Surveyed| {
             let param = &surveyed.param;
-            let is_new = !is_taken(param.id) && stepper.gradients.is_unmeasured(param.id);
-            is_new && param.grad(grads).is_some()
+            let is_unmeasured = stepper.gradients.is_unmeasured(param.id);
+            is_unmeasured && !is_taken(param.id) && param.grad(grads).is_some()
         };
         if survey.params.iter().any(is_unmeasured) {
             return Err(ReleaseError::NotMeasured);
