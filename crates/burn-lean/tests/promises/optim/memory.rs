@@ -67,6 +67,8 @@ fn a_step_with_release_is_in_place() {
         let optim = AdamWConfig::new().in_one_pass().init();
         let mut optim = optim.with_gradient_release();
         let mut model = matrix();
+        // The buffers of `gemm`, one for each thread, which have the size of a cache of the machine.
+        loss(&model, 0).backward();
         for step in 0..6 {
             let (next, peak) =
                 peak_of(|| release_step(model, &mut optim, |model| loss(model, step)));
