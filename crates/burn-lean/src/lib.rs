@@ -1,11 +1,11 @@
 //! Gradient release and activation checkpointing, for Burn 0.22.
 //!
 //! [`ReleaseOptimizer`] steps each parameter of a model inside `backward`, when its gradient is
-//! complete, and frees the gradient. So the gradients of a model do not exist all at once, except in
-//! the first step ([`FirstPass`]). The weights are those of plain Burn, bit for bit;
-//! `docs/exactness.md` in the repository lists the exceptions.
-//! [`checkpoint`] runs a part of a model without keeping its activations: backward computes them
-//! again. It also works without gradient release.
+//! complete, and frees the gradient. So the gradients of a model do not exist all at once, except
+//! in the first step ([`FirstPass`]). The weights are those of plain Burn, bit for bit;
+//! `docs/exactness.md` in the repository lists the exceptions. [`checkpoint`] runs a part of a
+//! model without keeping its activations: backward computes them again. It also works without
+//! gradient release.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};

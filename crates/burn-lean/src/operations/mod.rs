@@ -1,11 +1,11 @@
 //! Operations that save fewer tensors for the backward pass.
 //!
-//! Burn's autodiff divides an operation into parts, and keeps the tensors that each part needs. Each
-//! operation here is one node of the tape, with a backward pass written by hand. It keeps its
+//! Burn's autodiff divides an operation into parts, and keeps the tensors that each part needs.
+//! Each operation here is one node of the tape, with a backward pass written by hand. It keeps its
 //! operands, and computes the rest again in chunks of rows. The operations are written with Burn's
-//! tensors, so they run on every backend that burn-lean is compiled with. They work with and without
-//! gradient release, and within [`checkpoint`](crate::checkpoint). On Flex, those of `f32` are loops
-//! over slices (`flex`).
+//! tensors, so they run on every backend that burn-lean is compiled with. They work with and
+//! without gradient release, and within [`checkpoint`](crate::checkpoint). On Flex, those of `f32`
+//! are loops over slices (`flex`).
 
 mod activation;
 mod attention;

@@ -74,8 +74,8 @@ pub trait InOnePass {
     ///
     /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray,
     /// up to rounding on the Cube backend. Weights in half precision are rounded after each
-    /// operation, as in Burn: squares overflow in `f16`, and second moments do not change in `bf16`.
-    /// Keep such weights in 32 bits, or use [`Bf16Weights`].
+    /// operation, as in Burn: squares overflow in `f16`, and second moments do not change in
+    /// `bf16`. Keep such weights in 32 bits, or use [`Bf16Weights`].
     ///
     /// The optimizer clips as its configuration says, also if it steps a group. Burn's
     /// [`ModuleOptimizer`] does not know of this clipping. Clipping by value is part of the pass.
