@@ -16,7 +16,9 @@ pub enum FirstPass {
     /// given some.
     ///
     /// The first step creates states as large as the weights or larger (momentum, Adam), in the
-    /// memory of the gradients: so it needs no more memory than later steps.
+    /// memory of the gradients: so it needs no more memory than later steps. With smaller states
+    /// (moments in 8 bits, Adafactor, SGD without momentum) it may need more: take
+    /// [`Small`](Self::Small).
     #[default]
     Auto,
     /// At the end of backward, where all gradients exist: plain Burn's memory, and its bits.

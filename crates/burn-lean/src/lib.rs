@@ -1,10 +1,30 @@
 //! Gradient release and activation checkpointing, for Burn 0.22.
 //!
 //! [`ReleaseOptimizer`] steps each parameter of a model inside `backward`, when its gradient is
-//! complete, and frees the gradient. So the gradients of a model never exist all at once. The weights
-//! are those of plain Burn, bit for bit; `docs/exactness.md` in the repository lists the exceptions.
-//! [`checkpoint`] runs a part of a model without keeping its activations: backward computes them
-//! again. It also works without gradient release.
+//! complete, and frees the gradient. So the gradients of a model do not exist all at once, except
+//! in the first step ([`FirstPass`]). The weights are those of plain Burn, bit for bit;
+//! `docs/exactness.md` in the repository lists the exceptions. [`checkpoint`] runs a part of a
+//! model without keeping its activations: backward computes them again. It also works without
+//! gradient release.
+//!
+//! ```
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_lean::WithGradientRelease;
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model: Linear = LinearConfig::new(16, 4).init(&device);
+//! let mut optim = AdamWConfig::new().init().with_gradient_release();
+//!
+//! for _ in 0..3 {
+//!     model = optim.arm(1e-3, model);
+//!     let batch = Tensor::<2>::random([8, 16], Distribution::Default, &device);
+//!     let loss = model.forward(batch).square().mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     model = optim.step(1e-3, model, grads);
+//! }
+//! ```
 //!
 //! Start with [`ReleaseOptimizer`]. [`ReleaseAccumulator`] is for micro-batches. [`NormClipping`] and
 //! [`LossScaler`] change gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16.

@@ -22,7 +22,7 @@ use crate::{
     sharding::owners,
 };
 
-/// Who needs a mean.
+/// The replicas that receive a mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipients {
     /// Every replica.
@@ -49,7 +49,7 @@ struct Order {
     agreed: Vec<u64>,
     /// As this replica has completed them since.
     completed: Vec<u64>,
-    /// Whether anybody has asked.
+    /// Whether `order()` was called.
     is_kept: bool,
 }
 
@@ -116,8 +116,8 @@ impl Exchange {
         self.is_sharded && self.replicas.size() > 1
     }
 
-    /// Takes note of a model that the replicas have compared: whose parameters are whose. A parameter
-    /// that is known keeps its owner, which has its states.
+    /// Takes note of a model that the replicas have compared, and chooses an owner for each
+    /// parameter. A parameter that is known keeps its owner, which has its states.
     pub fn know(&self, parameters: Vec<Known>) {
         // Those that are trained first: a frozen one has no state, and may be trained later.
         let (trained, frozen): (Vec<_>, Vec<_>) = parameters

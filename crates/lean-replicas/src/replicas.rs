@@ -27,9 +27,9 @@ const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// two seconds for it to say why.
 ///
 /// The communication is done by a thread, so that the next gradient can be computed meanwhile.
-/// Clones are the same processes. When the last one is dropped, this process takes its leave of the
-/// others, and waits until they do the same, at most for its [timeout](Replicas::with_timeout); if
-/// that is while a panic unwinds, it ends all of them.
+/// Clones are the same processes. When the last one is dropped, this process says goodbye to the
+/// others, and waits until they do the same, at most for its [timeout](Replicas::with_timeout). If
+/// this happens while a panic unwinds, it ends all of them.
 #[derive(Clone)]
 pub struct Replicas {
     thread: Arc<Thread>,

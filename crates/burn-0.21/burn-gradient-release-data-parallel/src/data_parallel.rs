@@ -19,13 +19,14 @@ use lean_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 use crate::{model, states};
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
-/// the mean of each gradient over all replicas is stepped with, and freed before the next one is
+/// steps with the mean of each gradient over all replicas, and frees it before the next one is
 /// complete.
 ///
 /// It is a [`GradientReduction`] for [`ReleaseOptimizer::with_reduction`]. While a gradient is on
 /// its way, backward computes the next. The weights of all replicas are equal, bit for bit: the
-/// gradients are added up in the order of the ranks, and the sum is divided by their number.
-/// Gradients of 16 bits are added up in 32 bits.
+/// gradients are added up in the order of the ranks, and the sum is divided by their number. On a
+/// GPU, clipping and optimizers that compute sums may differ in the last bits. Gradients of 16 bits
+/// are added up in 32 bits.
 ///
 /// Gradients travel through host memory; on a GPU each is read when it is complete, which waits for
 /// the device.

@@ -1,4 +1,4 @@
-//! Data parallel training for Burn with gradient release: reduce, then step.
+//! Data parallel training for Burn 0.21 with gradient release: reduce, then step.
 //!
 //! Each process trains a replica of the model on its share of every batch. The moment a gradient is
 //! complete, its mean over all [`Replicas`] is taken, stepped with, and freed, while backward

@@ -1,4 +1,4 @@
-//! The exact peak of device memory for Burn on wgpu and CUDA.
+//! The exact peak of device memory for Burn 0.21 on wgpu and CUDA.
 //!
 //! cubecl, on which Burn's GPU backends are built, says how many bytes are in use *now*, but keeps
 //! no peak. [`Metered`] is a runtime around a runtime of cubecl that asks the device's own

@@ -1,4 +1,4 @@
-//! Optimizers in one pass over memory, and small ones.
+//! Optimizers in one pass over memory, and small ones, for Burn 0.21.
 //!
 //! - Burn's optimizers [in one pass](InOnePass): the same weights and records, without temporaries.
 //! - Optimizers that Burn 0.21 lacks: [`StableAdamW`], [`Lion`], [`RAdam`], [`Adafactor`] (and

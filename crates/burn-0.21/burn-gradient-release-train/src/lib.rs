@@ -1,5 +1,5 @@
-//! Gradient release for burn-train's `Learner`: schedulers, checkpoints, accumulation and metrics
-//! go on working.
+//! Gradient release for burn-train's `Learner`, for Burn 0.21. Schedulers, checkpoints,
+//! accumulation and metrics go on working.
 //!
 //! [`GradientReleaseStrategy`] takes the place of Burn's single-device strategy and arms the model
 //! between the step of the scheduler and the step of the model, so that the rate of an iteration is

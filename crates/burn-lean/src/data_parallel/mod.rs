@@ -31,8 +31,9 @@ use crate::wide::wide;
 /// It is a [`GradientReduction`] for
 /// [`ReleaseOptimizer::with_reduction`](crate::ReleaseOptimizer::with_reduction). While a gradient
 /// is in flight, backward computes the next. The weights of all replicas are equal, bit for bit:
-/// the gradients are added up in the order of the ranks, and the sum is divided by their number.
-/// Gradients of 16 bits are added up in 32 bits.
+/// the gradients are added up in the order of the ranks, and the sum is divided by their number. On
+/// a GPU, clipping and optimizers that compute sums may differ in the last bits. Gradients of 16
+/// bits are added up in 32 bits.
 ///
 /// It may serve several models, each with an optimizer of its own.
 ///
@@ -222,7 +223,7 @@ impl DataParallel {
     /// # Errors
     ///
     /// If the file cannot be read, has states of a parameter that is in no model that the replicas
-    /// have compared, or has others than that of another replica.
+    /// have compared, or differs from that of another replica.
     pub fn load_states(
         &self,
         optim: ReleaseOptimizer,

@@ -1,10 +1,10 @@
-//! Operations that keep little for the backward pass.
+//! Operations that save fewer tensors for the backward pass.
 //!
-//! Burn's autodiff treats an operation as the sum of its parts, and keeps the tensors that each
-//! part needs. These are one node of the tape each, with a backward pass written by hand: they keep
-//! their operands, and compute the rest again, in chunks of rows. They are written with Burn's
-//! tensors, so they run on every backend that burn-lean is compiled with; and they work without
-//! gradient release, with it, and within [`checkpoint`](crate::checkpoint). On Flex, those of `f32`
+//! Burn's autodiff divides an operation into parts, and keeps the tensors that each part needs.
+//! Each operation here is one node of the tape, with a backward pass written by hand. It keeps its
+//! operands, and computes the rest again in chunks of rows. The operations are written with Burn's
+//! tensors, so they run on every backend that burn-lean is compiled with. They work with and
+//! without gradient release, and within [`checkpoint`](crate::checkpoint). On Flex, those of `f32`
 //! are loops over slices (`flex`).
 
 mod activation;

@@ -73,11 +73,12 @@ pub trait InOnePass {
     /// elsewhere.
     ///
     /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray,
-    /// up to rounding on the Cube backend. So they are for weights in half precision, where Burn
-    /// rounds after each operation: squares overflow in `f16`, and second moments stand still in
-    /// `bf16`. Keep such weights in 32 bits, or take [`Bf16Weights`]. Clipping of the configuration is the optimizer's own,
-    /// also where it steps a group: Burn's [`ModuleOptimizer`] knows of none. Clipping by value is
-    /// part of the pass.
+    /// up to rounding on the Cube backend. Weights in half precision are rounded after each
+    /// operation, as in Burn: squares overflow in `f16`, and second moments do not change in
+    /// `bf16`. Keep such weights in 32 bits, or use [`Bf16Weights`].
+    ///
+    /// The optimizer clips as its configuration says, also if it steps a group. Burn's
+    /// [`ModuleOptimizer`] does not know of this clipping. Clipping by value is part of the pass.
     ///
     /// ```
     /// use burn::optim::AdamWConfig;
@@ -93,7 +94,7 @@ pub trait InOnePass {
     ///
     /// If a number of the configuration is not finite, or out of range: a share of one or more, an
     /// epsilon or a weight decay below zero, a threshold of clipping of zero or less (an infinite
-    /// one clips nothing). It is named with its value.
+    /// one clips nothing). The message names the setting and its value.
     fn in_one_pass(&self) -> Self::Optimizer;
 }
 

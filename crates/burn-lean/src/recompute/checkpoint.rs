@@ -23,9 +23,9 @@ use crate::tape::{is_tracked, node_of};
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.
 ///
-/// The gradients are those of `forward(module, input)`, bit for bit, and each weight gets its own:
-/// with gradient release it is stepped inside backward, without it finds its gradient where Burn
-/// puts it.
+/// The gradients are those of `forward(module, input)`, bit for bit, except where
+/// `docs/exactness.md` in the repository says otherwise. With gradient release, a weight is stepped
+/// inside backward. Without it, its gradient is where Burn puts it.
 ///
 /// A tensor that needs a gradient and that `forward` reads must be in `module`, in `input`, or a
 /// parameter of an armed model. `forward` runs twice, and must compute the same both times. Its

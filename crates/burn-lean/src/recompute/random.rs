@@ -1,9 +1,9 @@
 //! The random numbers of a scope, which must be the same when backward recomputes it.
 //!
-//! Burn's generators can be seeded but not read. So each scope has a stream of its own, and another
-//! stream follows it. The seed is drawn from the stream of the device. If reading from the device
-//! would wait for it, one seed is drawn for all scopes between two backward passes. The seed of a scope
-//! in another one is made from that one's, which is the same each time it runs.
+//! The state of Burn's generators cannot be read. So each scope has a stream of its own, and
+//! another stream follows it. The seed is drawn from the stream of the device. If reading from the
+//! device would wait for it, one seed is drawn for all scopes between two backward passes. The seed
+//! of a scope in another one is made from that one's, which is the same each time it runs.
 
 use std::cell::Cell;
 

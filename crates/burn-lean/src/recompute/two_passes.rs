@@ -10,8 +10,8 @@ use super::running::Running;
 /// yourself for [passes by hand](crate::ReleaseOptimizer::try_arm_to_measure).
 ///
 /// Both passes draw the same random numbers on the devices of the model, and begin with the same
-/// running statistics. Burn's generators can be seeded but not read: so the passes have a stream of
-/// their own, seeded from the stream of the device, and another stream follows them. State and
+/// running statistics. The state of Burn's generators cannot be read: so the passes have a stream
+/// of their own, seeded from the stream of the device, and another stream follows them. State and
 /// random numbers that a model keeps elsewhere are not repeated; they make the two losses differ,
 /// which `two_passes` refuses. By hand, compare the losses before the second backward pass steps.
 #[derive(Debug)]

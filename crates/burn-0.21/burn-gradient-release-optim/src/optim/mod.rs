@@ -61,7 +61,7 @@ pub trait InOnePass {
     ///
     /// If a number of the configuration is not finite, or out of range: a share of one or more, an
     /// epsilon or a weight decay below zero, a threshold of clipping of zero or less (an infinite
-    /// one clips nothing). It is named with its value.
+    /// one clips nothing). The message names the setting and its value.
     ///
     /// ```
     /// use burn::{

@@ -8,9 +8,9 @@ use super::visible::{FEWEST_ROWS, Visible};
 use crate::backend::reading_waits;
 use crate::operations::chunks::chunks_of;
 
-/// How large the scores of a chunk are, if that many bytes are at least [`FEWEST_ROWS`]: so they
-/// grow with the number of keys, and not with its square. There are up to four tensors of that size
-/// at once. On a GPU each chunk costs the start of a few kernels.
+/// Bytes of scores per chunk, if these are at least [`FEWEST_ROWS`]. So scores grow with the number
+/// of keys, and not with its square. Up to four tensors of that size exist at once. On a GPU, each
+/// chunk starts a few kernels.
 fn chunk_bytes(query: &Tensor<4>) -> usize {
     match reading_waits(&query.clone().into_dispatch()) {
         true => 16 << 20,
@@ -27,7 +27,7 @@ pub(super) struct Dimensions {
     pub(super) key_heads: usize,
     pub(super) key_time: usize,
     pub(super) value_size: usize,
-    /// How large the scores of a chunk are.
+    /// Bytes of scores per chunk.
     pub(super) chunk_bytes: usize,
 }
 

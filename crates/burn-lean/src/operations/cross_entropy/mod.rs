@@ -289,7 +289,7 @@ struct Fused {
 impl Fused {
     fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let ([tokens, width], [d_model, classes]) = (self.hidden.dims(), self.head.weight.dims());
-        // Each chunk adds to the whole gradient of the weight: that of few tokens waits for memory.
+        // Each chunk adds to the whole gradient of the weight: small chunks are memory-bound.
         let as_hidden = tokens * width / classes.max(1);
         chunks_of(tokens, as_hidden.max(d_model / 2).max(FEWEST_TOKENS))
     }

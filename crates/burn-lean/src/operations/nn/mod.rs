@@ -1,4 +1,4 @@
-//! Burn's [`nn`](burn::nn) with modules that keep little.
+//! Burn's [`nn`](burn::nn) with modules that save fewer tensors for the backward pass.
 //!
 //! One line of a model changes: `use burn_lean::operations::nn` in place of `use burn::nn`.
 //! Whatever is not here is Burn's. The modules have the names, the fields and the configurations of

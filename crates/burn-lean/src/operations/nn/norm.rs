@@ -30,7 +30,7 @@ pub struct LayerNorm {
     pub gamma: Param<Tensor<1>>,
     /// `[d_model]`
     pub beta: Option<Param<Tensor<1>>>,
-    /// Is added to the variance.
+    /// Added to the variance for stability.
     pub epsilon: Epsilon,
 }
 
@@ -144,7 +144,7 @@ pub struct GroupNorm {
     pub num_groups: usize,
     /// The number of channels.
     pub num_channels: usize,
-    /// Is added to the variance.
+    /// Added to the variance for stability.
     pub epsilon: Epsilon,
     /// Whether gamma and beta are used.
     pub affine: bool,

@@ -1,4 +1,4 @@
-//! Burn's [`nn::transformer`](burn::nn::transformer), of modules that keep little.
+//! Burn's [`nn::transformer`](burn::nn::transformer), of modules that save fewer tensors.
 
 mod decoder;
 mod encoder;
