@@ -89,7 +89,7 @@ pub struct Operands<B: Backend, const N: usize> {
     pub clip: Clip,
     /// The states.
     pub states: States<B, N>,
-    /// The noise that states in 8 bits are rounded with, those that it is [for](Noise::rounds).
+    /// The noise that states in 8 bits are rounded with. Without, it is that of their scales.
     pub noise: Option<Noise>,
 }
 

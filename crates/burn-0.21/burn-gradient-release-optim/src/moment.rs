@@ -100,7 +100,7 @@ impl<B: Backend> Moment<B> {
 
     /// A state that holds these numbers in this format.
     ///
-    /// Into 8 bits they go by way of the host, and are rounded to the nearest.
+    /// Into 8 bits they go by way of the host, and are rounded to one of the two codes beside them.
     pub fn from_tensor<const D: usize>(tensor: Tensor<B, D>, format: Format) -> Self {
         Self::rounded(tensor, format, None)
     }

@@ -77,8 +77,8 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule, and rounds it once. States in 8 bits are rounded with the noise
-    /// where it is [for them](Noise::rounds).
+    /// Steps a parameter by a rule, and rounds it once. States in 8 bits are rounded with the noise,
+    /// or with that of their scales.
     pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,

@@ -64,8 +64,7 @@ pub trait AccumulateInMoments: Lean {
     /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
     ///   step, and the weight does not move by them alone;
     /// - [`Bf16Moments`](CannotAccumulate::Bf16Moments): moments in bf16 are to decay with each
-    ///   step;
-    /// - [`EightBitVelocity`](CannotAccumulate::EightBitVelocity): so is SGD's velocity in 8 bits.
+    ///   step.
     fn accumulating(
         mut self,
         micro_batches: usize,
@@ -103,7 +102,7 @@ impl AccumulateInMoments for Lion {
 
 impl AccumulateInMoments for Sgd {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        Momentum::check_accumulating(self.momentum, self.settings.moments, decay)
+        Momentum::check_accumulating(self.momentum, decay)
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Operands<const N: usize, const D: usize> {
     /// The clipping of the gradient before the step.
     pub(super) clip: Clip,
     pub(super) states: States<N, D>,
-    /// The noise that states in 8 bits are rounded with, those that it is [for](Noise::rounds).
+    /// The noise that states in 8 bits are rounded with. Without, it is that of their scales.
     pub(super) noise: Option<Noise>,
 }
 

@@ -16,9 +16,6 @@ pub struct MicroBatch {
     pub moves: bool,
     /// Index of the micro-batch in the step, from 0.
     pub index: usize,
-    /// Whether moments decay once in several micro-batches: what each adds may be less than the
-    /// codes of 8 bits lie apart, also those with a sign.
-    pub is_part: bool,
 }
 
 impl Default for MicroBatch {
@@ -27,7 +24,6 @@ impl Default for MicroBatch {
             decays: true,
             moves: true,
             index: 0,
-            is_part: false,
         }
     }
 }
@@ -40,10 +36,7 @@ impl MicroBatch {
 
     /// The noise that moments in 8 bits are rounded with in step number `time`.
     pub fn noise(self, time: usize) -> Noise {
-        Noise {
-            rounds_signed: self.is_part,
-            ..Noise::of_step(self.index as u64, time)
-        }
+        Noise::of_step(self.index as u64, time)
     }
 
     /// The decay rate of a moment: `beta`, or one if moments do not decay.
@@ -95,17 +88,9 @@ pub enum CannotAccumulate {
     /// Moments in bf16 stand still where each takes the gradients of a step without decaying.
     #[error(
         "moments in bf16 that decay once a step stand still: what a micro-batch adds is less than \
-         bf16 can hold; take `MomentDecay::EachMicroBatch`, or keep the moments in 32 bits (Adam, \
-         AdamW: or in 8)"
+         bf16 can hold; take `MomentDecay::EachMicroBatch`, or keep the moments in 32 bits or in 8"
     )]
     Bf16Moments,
-    /// A velocity in 8 bits stands still where it takes the gradients of a step without decaying.
-    #[error(
-        "a velocity in 8 bits that decays once a step stands still: what a micro-batch adds is less \
-         than the codes lie apart, and SGD counts no steps, which noise would need; take \
-         `MomentDecay::EachMicroBatch`, or keep the velocity in 32 bits"
-    )]
-    EightBitVelocity,
 }
 
 /// How gradients of micro-batches go into the moments.
@@ -161,7 +146,6 @@ impl MicroBatches {
             decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
             moves,
             index: gradients,
-            is_part: self.keeps_all(),
         };
         (micro_batch, if moves { 0 } else { gradients + 1 })
     }

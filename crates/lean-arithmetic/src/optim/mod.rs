@@ -26,7 +26,7 @@ pub use configuration::configuration;
 pub use factored::{Factored, WholeTensor, assert_shape};
 pub use halves::{BEYOND_F16, BIAS_OF_F16, NORMAL_IN_F16, Split};
 #[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
-use noise::FRACTIONS;
+use noise::{FRACTIONS, GOLDEN_RATIO};
 pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
 pub use powers::{BLOCK, LEAST_SCALE, WORDS, pack, unpack, words};

@@ -9,15 +9,13 @@
 //! A new hash every 32 steps keeps rounding from locking in with gradients of a period. In a step
 //! out of 55, say, the sequence is nearly the same for a thousand steps.
 
-use super::Kind;
+use super::BLOCK;
 
 /// The noise of one step, a number for each place of a tensor: the same on every device.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
     /// The seed of the hash, and what is added to it.
     pub seeds: [u32; 2],
-    /// Whether numbers in 8 bits with a sign are rounded with it, too.
-    pub rounds_signed: bool,
 }
 
 /// Steps with the same hash.
@@ -31,13 +29,25 @@ impl Noise {
         let hash = mixed(run ^ (time / STEPS) as u32);
         Self {
             seeds: [hash, (time as u32).wrapping_mul(GOLDEN_RATIO)],
-            rounds_signed: false,
         }
     }
 
-    /// Whether numbers in 8 bits of this kind are rounded with it.
-    pub fn rounds(self, kind: Kind) -> bool {
-        self.rounds_signed || kind == Kind::Positive
+    /// The noise of a block in 8 bits where nothing counts the steps: its scale changes with them.
+    #[inline(always)]
+    pub(super) fn of_scale(scale: f32) -> Self {
+        Self {
+            seeds: [scale.to_bits().wrapping_mul(GOLDEN_RATIO), 0],
+        }
+    }
+
+    /// The numbers of a block whose first place this is.
+    #[inline(always)]
+    pub(super) fn fractions(self, first: u32) -> [f32; BLOCK] {
+        let mut fractions = [0.0; BLOCK];
+        for (place, fraction) in (0u32..).zip(&mut fractions) {
+            *fraction = self.fraction(first.wrapping_add(place));
+        }
+        fractions
     }
 
     /// The bits of a number that is rounded to one of its two neighbours in bf16: away from zero
@@ -73,7 +83,7 @@ fn mixed(mut bits: u32) -> u32 {
 }
 
 /// The fraction of the golden ratio in 32 bits.
-const GOLDEN_RATIO: u32 = 0x9e37_79b9;
+pub(super) const GOLDEN_RATIO: u32 = 0x9e37_79b9;
 
 /// Number of fractions.
 pub(super) const FRACTIONS: f32 = (1 << 24) as f32;

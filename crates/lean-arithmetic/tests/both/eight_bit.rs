@@ -72,8 +72,7 @@ fn an_embedding_is_not_drawn_for_its_shape() {
     assert!(!model.0.weight.is_initialized());
 }
 
-/// Both are the same arithmetic: what is rounded are the moments after the step, the first to the
-/// nearest and the second with noise. With gradients that are even, uneven, mostly zero, all zero,
+/// Both are the same arithmetic: what is rounded are the moments after the step. With gradients that are even, uneven, mostly zero, all zero,
 /// and with spikes.
 #[test]
 fn from_the_same_moments_a_step_is_that_of_32_bits() {
@@ -119,15 +118,14 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                 let rounded = moments(eight_bit.state.as_mut().unwrap());
                 for (exact, rounded) in exact.into_iter().zip(rounded) {
                     let (tensor, format): (Tensor<2>, _) = (exact.to_tensor(), rounded.format());
-                    let nearest: Moment<2> = Moment::from_tensor(tensor, format);
-                    let pairs = floats(&nearest).into_iter().zip(floats(rounded));
+                    let elsewhere: Moment<2> = Moment::from_tensor(tensor, format);
+                    let pairs = floats(&elsewhere).into_iter().zip(floats(rounded));
                     let others = pairs.filter(|(one, other)| one != other).count();
-                    let is_signed = format == Format::EightBit(Kind::Signed);
                     // Without a gradient the codes stay, and the scales shrink; but the last bit of
-                    // a root takes one code in 10,000 or so below its own.
-                    match (is_signed, kind) {
-                        (true, _) => assert_eq!(others, 0, "{what}"),
-                        (_, "zero") => assert!(others < NUMBERS / 1000, "{what}: {others}"),
+                    // a root takes one code in 10,000 or so below its own. Otherwise the noise is
+                    // not that of a number without a step.
+                    match kind {
+                        "zero" => assert!(others < NUMBERS / 1000, "{what}: {others}"),
                         _ => assert!(others > NUMBERS / 200, "{what}: {others}"),
                     }
                     let (exact, rounded) = (floats(exact), floats(rounded));
@@ -137,9 +135,9 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                         .zip(rounded)
                         .map(|(exact, x)| (exact - x).abs());
                     let error = errors.fold(0.0, f32::max);
-                    // Between the largest two codes: half of 2 / 127 to the nearest, and all of
-                    // 4 / 255 with noise.
-                    let limit = if is_signed { 1.0 / 127.0 } else { 4.0 / 255.0 } * most;
+                    // Between the largest two codes.
+                    let is_signed = format == Format::EightBit(Kind::Signed);
+                    let limit = if is_signed { 2.0 / 127.0 } else { 4.0 / 255.0 } * most;
                     assert!(error > 0.0 && error <= limit, "{what}: {error} of {most}");
                 }
             }
@@ -155,6 +153,40 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
         let momentum = &mut state.momentum;
         [&mut momentum.moment_1, &mut momentum.moment_2]
     });
+}
+
+/// In a block with weights that go on, it would walk away if its first moment stopped decaying before
+/// the second one: a unit that has died is a column of its matrix.
+#[test]
+fn a_weight_whose_gradient_ends_stays() {
+    fn check<O: EightBitMoments + Optimizer>(name: &str, optimizer: O, steps: usize) {
+        const LR: f64 = 1e-3;
+        let ends = |place: usize| place.is_multiple_of(32);
+        let mut noise = Noise(9);
+        let weight = noise.numbers(SHAPE);
+        let mut full = Run::new(optimizer.clone(), weight.clone());
+        let eight_bit = optimizer.with_8_bit_moments(&model_with_embedding());
+        let mut eight_bit = Run::new(eight_bit, weight);
+        for step in 0..steps {
+            let mut places = 0..;
+            let grad = noise.tensor(SHAPE, &device(), |noise| {
+                let number = 0.01 * noise.number();
+                let has_ended = step > 50 && ends(places.next().expect("endless"));
+                if has_ended { 0.0 } else { number }
+            });
+            full.step(LR, grad.clone());
+            eight_bit.step(LR, grad);
+        }
+        let pairs = eight_bit.weights().into_iter().zip(full.weights());
+        for (place, (found, expected)) in pairs.enumerate().filter(|(place, _)| ends(*place)) {
+            // Others, which go on, are off by up to three.
+            let off = (found - expected).abs() / LR as f32;
+            assert!(off < 2.0, "{name}, {place}: off by {off} rates");
+        }
+    }
+    let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
+    check("adamw", adamw.in_one_pass(), 400);
+    check("stable adamw", StableAdamWConfig::new().build(), 800);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::interpreter::run;
 use super::rounding::noise_at;
 use super::{Buffer, View, ViewMut, extract, insert, shared_words};
 use crate::optim::program::Program;
-use crate::optim::{BLOCK, FRACTIONS, Kind, LEAST_SCALE, WORDS};
+use crate::optim::{BLOCK, FRACTIONS, GOLDEN_RATIO, Kind, LEAST_SCALE, WORDS};
 
 /// Codes in a word.
 pub(super) const WORD: usize = 4;
@@ -22,8 +22,6 @@ pub(super) struct Blocks {
     words: Buffer<i32>,
     #[cube(comptime)]
     kind: Kind,
-    #[cube(comptime)]
-    with_noise: bool,
 }
 
 /// Overwrites weight and states. In the first step, states are not read. A state that is not
@@ -40,6 +38,7 @@ pub(super) fn step<N: Size>(
     scalars: &Sequence<f32>,
     hash: u32,
     turn: u32,
+    #[comptime] counts_steps: bool,
     #[comptime] first: bool,
     #[comptime] program: Program,
 ) {
@@ -82,7 +81,14 @@ pub(super) fn step<N: Size>(
         for part in 0..parts {
             numbers.push(*stepped.index(comptime!(part * states.len() + state)));
         }
-        encode::<N>(states.index_mut(state), &numbers, unit, hash, turn);
+        encode::<N>(
+            states.index_mut(state),
+            &numbers,
+            unit,
+            hash,
+            turn,
+            counts_steps,
+        );
     }
 }
 
@@ -162,6 +168,7 @@ fn encode<N: Size>(
     unit: usize,
     hash: u32,
     turn: u32,
+    #[comptime] counts_steps: bool,
 ) {
     // As integers, since positive floats are in the order of their bits.
     let mut most = 0u32;
@@ -179,6 +186,11 @@ fn encode<N: Size>(
     let scale = min(max(scale, LEAST_SCALE), comptime!(kind.largest_scale()));
     let code_of_root = comptime!(kind.most()) / scale;
     let root_of_code = scale / comptime!(kind.most());
+    let hash = if comptime!(counts_steps) {
+        hash
+    } else {
+        u32::reinterpret(scale) * comptime!(GOLDEN_RATIO)
+    };
     let lanes = N::value();
     let mut word = 0u32;
     #[unroll]
@@ -190,17 +202,13 @@ fn encode<N: Size>(
             let in_word = comptime!((part * lanes + lane) as u32);
             let magnitude = f32::abs(number);
             let of_number = root(magnitude, kind) * code_of_root;
-            let code = if comptime!(blocks.with_noise) {
-                let noise = noise_at((unit * WORD) as u32 + in_word, hash, turn);
-                let threshold = f32::cast_from(noise >> 8) / comptime!(FRACTIONS);
-                let below = f32::floor(of_number);
-                let least = power(below * root_of_code, kind);
-                let gap = power((below + 1.0) * root_of_code, kind) - least;
-                let is_up = magnitude - least > threshold * gap;
-                below + select(is_up, 1.0, 0.0)
-            } else {
-                f32::floor(of_number + 0.5)
-            };
+            let noise = noise_at((unit * WORD) as u32 + in_word, hash, turn);
+            let threshold = f32::cast_from(noise >> 8) / comptime!(FRACTIONS);
+            let below = f32::floor(of_number);
+            let least = power(below * root_of_code, kind);
+            let gap = power((below + 1.0) * root_of_code, kind) - least;
+            let is_up = magnitude - least > threshold * gap;
+            let code = below + select(is_up, 1.0, 0.0);
             let code = u32::cast_from(min(code, comptime!(kind.most())));
             let code = if comptime!(kind == Kind::Signed) {
                 select(number < 0.0, (256 - code) & 0xff, code)

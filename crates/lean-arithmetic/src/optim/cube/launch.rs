@@ -79,14 +79,12 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, states: States<T>) {
             states
                 .eight_bit
                 .into_iter()
-                .map(|EightBit { words, kind }| {
-                    let with_noise = pass.noise.is_some_and(|noise| noise.rounds(kind));
-                    BlocksLaunch::new(words.into_buffer(), kind, with_noise)
-                })
+                .map(|EightBit { words, kind }| BlocksLaunch::new(words.into_buffer(), kind))
                 .collect(),
             pass.scalars.into_iter().collect(),
             hash,
             turn,
+            pass.noise.is_some(),
             pass.is_first,
             pass.program,
         );
@@ -116,7 +114,7 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, states: States<T>) {
         states
             .eight_bit
             .into_iter()
-            .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind, false))
+            .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind))
             .collect(),
         sums.into_buffer(),
         pass.scalars.into_iter().collect(),

@@ -31,7 +31,7 @@ impl Pass {
         Self::new(Program::of_rule(rule, clip, is_first), is_first)
     }
 
-    /// The same, with noise for states in 8 bits that [are rounded with it](Noise::rounds).
+    /// The same, with noise for states in 8 bits.
     pub fn rounded(self, noise: Option<Noise>) -> Self {
         Self { noise, ..self }
     }

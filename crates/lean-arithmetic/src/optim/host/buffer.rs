@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::super::powers::{BYTES, Scale};
-use super::super::{BLOCK, Kind, Noise};
+use super::super::{BLOCK, Kind};
 
 /// Elements that are read and written.
 #[derive(Debug)]
@@ -70,15 +70,15 @@ impl<'a> Buffer<'a> {
     }
 
     /// Writes the numbers of a block, rounded to those that are kept. The last one may hold more
-    /// than there are, which are zero. `scale` is that of the block, and `first` the place of the
-    /// first number in its tensor, for rounding with noise.
+    /// than there are, which are zero. `scale` is that of the block, `fractions` its noise, and `first`
+    /// the place of the first number in its tensor.
     #[inline(always)]
     pub(super) fn store(
         &mut self,
         block: usize,
         numbers: &[f32; BLOCK],
         scale: Option<Scale>,
-        noise: Option<Noise>,
+        fractions: Option<&[f32; BLOCK]>,
         first: usize,
     ) {
         let start = block * BLOCK;
@@ -95,7 +95,7 @@ impl<'a> Buffer<'a> {
             Self::EightBit { blocks, kind } => {
                 let bytes = &mut blocks.as_chunks_mut().0[block];
                 let scale = scale.unwrap_or_else(|| kind.scale(numbers));
-                kind.write(numbers, scale, bytes, noise, first as u32);
+                kind.write(numbers, scale, bytes, fractions, first as u32);
             }
         }
     }

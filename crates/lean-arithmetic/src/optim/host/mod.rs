@@ -15,8 +15,8 @@ pub use buffer::{Buffer, Source};
 const CHUNK: usize = 128 * BLOCK;
 
 /// Steps the elements of slices of the same length, in their place. In the first step (`fresh`)
-/// the states are only written. States in 8 bits are rounded with this noise where it is
-/// [for them](Noise::rounds).
+/// the states are only written. States in 8 bits are rounded with this noise, or with that of their
+/// scales.
 ///
 /// A state that is not finite becomes its weight, if it is kept in 8 bits, which cannot hold it.
 pub fn step<R: Rule<N>, const N: usize>(
@@ -271,8 +271,10 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
             }
         }
         let first = first + block * BLOCK;
+        let noise = pass.noise.filter(|_| scales.iter().any(Option::is_some));
+        let fractions = noise.map(|noise| noise.fractions(first as u32));
         for ((state, floats), scale) in states.iter_mut().zip(&floats).zip(scales) {
-            state.store(block, floats, scale, pass.noise, first);
+            state.store(block, floats, scale, fractions.as_ref(), first);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::{
-    super::{CannotAccumulate, MicroBatch, MomentDecay, Moments, Number, Rule},
+    super::{CannotAccumulate, MicroBatch, MomentDecay, Number, Rule},
     CoupledDecay,
 };
 use crate::settings::{expect_in_range, share};
@@ -65,14 +65,10 @@ impl Momentum {
     /// [`CannotAccumulate`].
     pub fn check_accumulating(
         momentum: Option<Self>,
-        moments: Moments,
         decay: MomentDecay,
     ) -> Result<(), CannotAccumulate> {
         match momentum {
             None => Err(CannotAccumulate::NoMoment),
-            Some(_) if moments == Moments::EightBit && decay == MomentDecay::EachStep => {
-                Err(CannotAccumulate::EightBitVelocity)
-            }
             Some(momentum) if momentum.nesterov => decay.steps_with_gradient("SGD with Nesterov"),
             Some(momentum) if momentum.dampening != 0.0 => {
                 decay.steps_with_gradient("SGD with dampening, in its first step,")
