@@ -1,10 +1,7 @@
 //! Loss scaling.
 
 use burn::Tensor;
-use lean_arithmetic::OutOfRange;
-use lean_arithmetic::scaling::{LossScale, SharedLossScale};
-
-use crate::error::ReleaseError;
+use lean_arithmetic::scaling::SharedLossScale;
 
 lean_arithmetic::loss_scaler_configuration! {
     ///
@@ -28,7 +25,7 @@ lean_arithmetic::loss_scaler_configuration! {
 /// A step without any scaled loss is refused ([`NotScaled`](crate::ReleaseError::NotScaled)). In a window,
 /// scale the loss of each micro-batch: one that is not scaled, among others that are, is not found.
 #[derive(Clone, Debug)]
-pub struct LossScaler(SharedLossScale);
+pub struct LossScaler(pub(super) SharedLossScale);
 
 impl LossScaler {
     /// Returns the scaled loss, to run backward from.
@@ -39,56 +36,5 @@ impl LossScaler {
     /// The current scale.
     pub fn current(&self) -> f64 {
         self.0.current()
-    }
-
-    /// The scaler as an optimizer holds it.
-    pub(super) fn for_optimizer(self) -> Self {
-        Self(self.0.for_optimizer())
-    }
-
-    /// Factor that unscales a gradient.
-    pub(super) fn inverse(&self) -> f64 {
-        self.0.inverse()
-    }
-
-    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
-        self.0.out_of_range()
-    }
-
-    /// Refuses steps that would all be skipped.
-    pub(super) fn check(&self) -> Result<(), ReleaseError> {
-        match self.0.exhausted() {
-            Some(scale) => Err(ReleaseError::LossScale { scale }),
-            None => Ok(()),
-        }
-    }
-
-    /// Begins another pass of the same step, whose loss must be scaled, too.
-    pub(super) fn begin_pass(&self) {
-        self.0.begin_pass();
-    }
-
-    /// Whether gradients can be unscaled: of losses that were scaled, and alike if they are added up.
-    pub(super) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
-        if !self.0.is_asked() {
-            return Err(ReleaseError::NotScaled);
-        }
-        match has_sums && self.0.is_mixed() {
-            true => Err(ReleaseError::SeveralScales),
-            false => Ok(()),
-        }
-    }
-
-    /// Ends a step of an optimizer. Returns its scale.
-    pub(super) fn update(&self, has_overflown: bool) -> f64 {
-        self.0.update(has_overflown)
-    }
-
-    pub(super) fn to_record(&self) -> LossScale {
-        self.0.to_record()
-    }
-
-    pub(super) fn load_record(&self, scale: LossScale) {
-        self.0.load_record(scale);
     }
 }
