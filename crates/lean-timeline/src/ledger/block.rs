@@ -50,6 +50,20 @@ pub(super) struct Block {
 }
 
 impl Block {
+    /// Memory of one tensor, made outside of passes and steps, for no known purpose.
+    pub(super) fn new(storage: Storage, operation: usize, from: usize) -> Self {
+        Self {
+            storage,
+            operation,
+            nearest_parameter: None,
+            is_of_a_step: false,
+            from,
+            until: None,
+            tensors: 1,
+            purposes: Vec::new(),
+        }
+    }
+
     /// The latest purpose, if one is known.
     pub(super) fn purpose(&self) -> Option<Purpose> {
         self.purposes.last().map(|(_, purpose)| *purpose)
