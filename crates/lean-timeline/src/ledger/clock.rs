@@ -6,7 +6,7 @@ use std::time::Instant;
 pub(super) struct Clock {
     start: Instant,
     /// Microseconds since `start`, one for each tick.
-    times: Vec<u64>,
+    pub(super) times: Vec<u64>,
 }
 
 impl Clock {
@@ -29,10 +29,6 @@ impl Clock {
     /// The last tick.
     pub(super) fn now(&self) -> usize {
         self.times.len() - 1
-    }
-
-    pub(super) fn into_times(self) -> Vec<u64> {
-        self.times
     }
 
     /// Bytes that this takes on the heap.

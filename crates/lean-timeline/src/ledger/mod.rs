@@ -337,11 +337,11 @@ impl Ledger {
             backend,
             warnings: self.warnings(),
             parameters: self.parameters,
-            operations: self.operations.into_names(),
-            times: self.clock.into_times(),
+            operations: self.operations.names,
+            times: self.clock.times,
             holders,
-            phases: self.phases.into_phases(),
-            samples: self.samples.into_samples(),
+            phases: self.phases.phases,
+            samples: self.samples.samples,
         }
     }
 

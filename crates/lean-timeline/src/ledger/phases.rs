@@ -27,7 +27,7 @@ pub(super) struct Step {
 
 #[derive(Debug, Default)]
 pub(super) struct Phases {
-    phases: Vec<Phase>,
+    pub(super) phases: Vec<Phase>,
     pass: Option<Pass>,
     /// Index of the phase of the optimizer's call, from its first step to the next pass.
     optimizer: Option<usize>,
@@ -112,10 +112,6 @@ impl Phases {
             iterations: self.iterations,
             ..Self::default()
         };
-    }
-
-    pub(super) fn into_phases(self) -> Vec<Phase> {
-        self.phases
     }
 
     /// Bytes that this takes on the heap.

@@ -4,7 +4,7 @@ use crate::snapshot::Sample;
 
 #[derive(Debug, Default)]
 pub(super) struct Samples {
-    samples: Vec<Sample>,
+    pub(super) samples: Vec<Sample>,
 }
 
 impl Samples {
@@ -29,10 +29,6 @@ impl Samples {
             }
             _ => self.samples.push(sample),
         }
-    }
-
-    pub(super) fn into_samples(self) -> Vec<Sample> {
-        self.samples
     }
 
     /// Bytes that this takes on the heap.
