@@ -94,7 +94,6 @@ impl Steps<'_> {
         batch(self.data, split, places, (device, self.dtype()))
     }
 
-    /// The precision of the model.
     fn dtype(&self) -> DType {
         match self.settings.optimizer {
             OptimizerKind::AdamWFiveBytes => DType::BF16,

@@ -32,7 +32,6 @@ pub(crate) struct GradientTransform {
     step: ThisStep,
 }
 
-/// State of the current step.
 #[derive(Debug, Default)]
 struct ThisStep {
     norms: SquaredNorms,

@@ -146,13 +146,11 @@ impl Survey {
         found.any(|found| found.is_open() && found.is_half())
     }
 
-    /// The ids of all parameters.
     pub(super) fn ids(&self) -> Vec<ParamId> {
         let ids = self.params.iter().map(|surveyed| surveyed.param.id);
         ids.collect()
     }
 
-    /// A parameter by its id.
     pub(super) fn param(&self, id: ParamId) -> Option<&Surveyed> {
         Some(&self.params[*self.places.get(&id)?])
     }
@@ -269,7 +267,6 @@ impl Survey {
         }
     }
 
-    /// Checks the learning rate of each parameter.
     pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
         for surveyed in self.trained() {
             let path = surveyed.path();
@@ -388,7 +385,6 @@ impl Survey {
     }
 }
 
-/// Checks that no scope runs on this thread.
 pub(super) fn check_outside_of_scopes() -> Result<(), ReleaseError> {
     match mode() {
         Mode::Tape => Ok(()),

@@ -24,7 +24,6 @@ pub struct Operand {
     pub is_consumed: bool,
 }
 
-/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Purpose {
     pub(super) category: Category,
@@ -64,7 +63,6 @@ impl Block {
         }
     }
 
-    /// The latest purpose, if one is known.
     pub(super) fn purpose(&self) -> Option<Purpose> {
         self.purposes.last().map(|(_, purpose)| *purpose)
     }

@@ -20,18 +20,15 @@ impl Clock {
         clock
     }
 
-    /// Begins the next tick.
     pub(super) fn tick(&mut self) -> usize {
         self.times.push(self.start.elapsed().as_micros() as u64);
         self.now()
     }
 
-    /// The last tick.
     pub(super) fn now(&self) -> usize {
         self.times.len() - 1
     }
 
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.times.capacity() * size_of::<u64>()
     }

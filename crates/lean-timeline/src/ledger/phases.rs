@@ -114,7 +114,6 @@ impl Phases {
         };
     }
 
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.phases.capacity() * size_of::<Phase>()
     }

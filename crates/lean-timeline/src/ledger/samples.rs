@@ -31,7 +31,6 @@ impl Samples {
         }
     }
 
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.samples.capacity() * size_of::<Sample>()
     }

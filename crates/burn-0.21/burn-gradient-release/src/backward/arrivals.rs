@@ -82,7 +82,6 @@ impl<B: Backend> Arrivals<B> {
         }
     }
 
-    /// Adds up the contributions so far.
     pub(crate) fn add_up(&mut self, played: &Played, target: Target, grads: &mut Gradients) {
         let (Some(mut arrived), Some(sum)) =
             (self.arrived.remove(&target), played.sums.get(&target))

@@ -209,13 +209,11 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
     }
 }
 
-/// The parameters armed together.
 pub(super) struct ArmedModel<B: Backend> {
     pub(super) armed: Vec<Armed<B>>,
     pub(super) progress: Arc<Progress>,
 }
 
-/// Arms a model.
 pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     actions: &impl Actions<B>,
     model: M,

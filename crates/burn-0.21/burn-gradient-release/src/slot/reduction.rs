@@ -152,7 +152,6 @@ pub(crate) struct InFlight<B: Backend> {
 
 type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
 
-/// A complete gradient.
 type Complete<B> = (FloatTensor<B>, Arc<dyn Receiver<B>>);
 
 impl<B: Backend> InFlight<B> {
@@ -177,7 +176,6 @@ impl<B: Backend> InFlight<B> {
         lock(&self.expected).insert(param.val());
     }
 
-    /// Begins a part of a backward pass.
     pub(crate) fn begin_part(&self) {
         agree(self.reduction.begin_part());
     }

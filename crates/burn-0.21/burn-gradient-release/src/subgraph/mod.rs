@@ -77,7 +77,6 @@ pub(crate) struct Boundary<B: Backend> {
     pub(crate) of: Option<Use>,
 }
 
-/// The consumers of a parameter in a subgraph.
 pub(crate) struct SubgraphConsumers<B: Backend> {
     /// Consumers of the parameter itself, outside of all subgraphs.
     pub(crate) home: Arc<Consumers<B>>,
@@ -123,7 +122,6 @@ pub(crate) struct Inputs<B: Backend> {
 /// Contributions that must be added up in a fixed order, by target.
 pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
 
-/// One contribution to a gradient.
 pub(crate) enum Contribution<B: Backend> {
     /// A gradient from outside of the segment.
     Arrived(FloatTensor<B>),

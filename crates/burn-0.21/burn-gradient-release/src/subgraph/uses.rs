@@ -34,7 +34,6 @@ pub(crate) struct Uses<B: Backend> {
     placeholder: Option<FloatTensor<B>>,
 }
 
-/// A use with a node of its own.
 pub(crate) struct UseNode<B: Backend> {
     pub(crate) id: NodeId,
     passing: SharedPassing<B>,
@@ -127,7 +126,6 @@ impl<B: Backend> Uses<B> {
         nodes.flat_map(|(of, nodes)| nodes.iter().map(|node| (*of, node)))
     }
 
-    /// The uses of a tensor that have a node.
     pub(crate) fn of(&self, tensor: NodeId) -> &[UseNode<B>] {
         self.nodes.get(&tensor).map_or(&[], Vec::as_slice)
     }

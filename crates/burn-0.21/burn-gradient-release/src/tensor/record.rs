@@ -320,7 +320,6 @@ impl<B: Backend> Replayable<B> {
         self.segment().tracer.as_ref()
     }
 
-    /// Number of the segment.
     pub(crate) fn number(&self) -> u64 {
         self.segment().number
     }
@@ -398,7 +397,6 @@ impl<B: Backend> Drop for Node<B> {
 }
 
 impl<B: Backend> Output<B> {
-    /// Unique key of this output.
     pub(crate) fn key(&self) -> (u64, usize) {
         (self.node.sequence, self.index)
     }
