@@ -163,20 +163,12 @@ type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
 
 /// The contributions to one gradient, which are added up in a fixed order right before its node
 /// runs.
+#[derive(Default)]
 struct Gathering<B: Backend> {
     /// The node that adds them up, and its contributions; `None` until the tensor is used.
     node: Option<(AdTensor<B>, Parts<B>)>,
     /// The nodes under which the segment's own contributions arrive.
     own: Arc<Mutex<HashMap<Use, AdTensor<B>>>>,
-}
-
-impl<B: Backend> Default for Gathering<B> {
-    fn default() -> Self {
-        Self {
-            node: None,
-            own: Arc::default(),
-        }
-    }
 }
 
 impl<B: Backend> Gathering<B> {

@@ -59,6 +59,7 @@ pub(crate) struct Subgraph<B: Backend> {
     state: Mutex<State<B>>,
 }
 
+#[derive(Default)]
 struct State<B: Backend> {
     boundaries: Vec<Boundary<B>>,
     parameters: Vec<SubgraphConsumers<B>>,
@@ -176,13 +177,8 @@ impl<B: Backend> Subgraph<B> {
             number,
             segment,
             is_replay,
-            armed_sets: Arc::new([Arc::new(ArmedSet::new())]),
-            state: Mutex::new(State {
-                boundaries: Vec::new(),
-                parameters: Vec::new(),
-                uses: Uses::new(),
-                edges: Vec::new(),
-            }),
+            armed_sets: Arc::new([Arc::new(ArmedSet::default())]),
+            state: Mutex::default(),
         })
     }
 

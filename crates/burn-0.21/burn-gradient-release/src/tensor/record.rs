@@ -44,6 +44,7 @@ pub(crate) struct Replayable<B: Backend> {
 }
 
 /// One result of an operation.
+#[derive(Clone)]
 pub(crate) struct Output<B: Backend> {
     pub(crate) node: Arc<Node<B>>,
     pub(crate) index: usize,
@@ -408,15 +409,6 @@ impl<B: Backend> Output<B> {
     /// The tracer that created the segment; `None` inside `checkpoint`.
     pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.node.segment.tracer.as_ref()
-    }
-}
-
-impl<B: Backend> Clone for Output<B> {
-    fn clone(&self) -> Self {
-        Self {
-            node: self.node.clone(),
-            index: self.index,
-        }
     }
 }
 
