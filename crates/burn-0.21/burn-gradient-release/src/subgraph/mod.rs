@@ -30,9 +30,9 @@ use std::{
 use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
+pub(crate) use self::origins::Origins;
 use self::{
     order::{Edge, Played, Target, Use},
-    origins::Numbered,
     uses::{KnownOperands, Uses, Waiting},
 };
 use crate::{
@@ -43,9 +43,6 @@ use crate::{
     util::discard::discard,
     util::lock::{get_mut, lock},
 };
-
-/// The armed parameters that a tensor depends on, and the subgraph that it is in.
-pub(crate) type Origins<B> = origins::Origins<B, Subgraph<B>>;
 
 /// A part of the tape that runs backward on its own.
 pub(crate) struct Subgraph<B: Backend> {
@@ -186,6 +183,7 @@ impl<B: Backend> Subgraph<B> {
         lock(&self.state)
     }
 
+    /// A tensor depends on subgraphs of lower numbers only.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -332,12 +330,6 @@ impl<B: Backend> Subgraph<B> {
 
     pub(crate) fn with_boundaries<R>(&self, look: impl FnOnce(&[Boundary<B>]) -> R) -> R {
         look(&self.state().boundaries)
-    }
-}
-
-impl<B: Backend> Numbered for Subgraph<B> {
-    fn number(&self) -> u64 {
-        self.number
     }
 }
 
