@@ -13,14 +13,12 @@ use burn_autodiff::grads::Gradients;
 use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
+    subgraph::order::{Consumer, Played, Target, Use},
     subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Subgraph},
     tape::{self, AdTensor},
+    tensor::record::{Node, Operand, Output, Outside, Results},
     tensor::{ReleaseTensor, Repr},
     util::lock::lock,
-};
-use crate::{
-    subgraph::order::{Consumer, Played, Target, Use},
-    tensor::record::{Node, Operand, Output, Outside, Results},
 };
 
 impl<B: Backend> Recording<B> for Results<B> {
@@ -32,13 +30,7 @@ impl<B: Backend> Recording<B> for Results<B> {
     }
 
     fn inputs(&self) -> Inputs<B> {
-        let mut inputs = Inputs {
-            origins: Vec::new(),
-            parameters: Vec::new(),
-            edges: Vec::new(),
-            kept: Vec::new(),
-            results: Vec::new(),
-        };
+        let mut inputs = Inputs::<B>::default();
         let outputs = self.outputs();
         // Replayed for another loss, or computed from results of such operations.
         let mut spent = HashSet::new();

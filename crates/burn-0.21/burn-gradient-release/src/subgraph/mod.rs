@@ -107,6 +107,7 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
 }
 
 /// The tensors and parameters that the operations of a segment are computed from.
+#[derive(Default)]
 pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,

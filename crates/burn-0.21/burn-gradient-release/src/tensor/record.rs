@@ -10,12 +10,10 @@ use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTen
 use crate::{
     planner::trace::{TracePosition, Traced, Tracer},
     subgraph::order::{Consumer, Edge, Target},
-    tensor::mask::Mask,
-};
-use crate::{
     subgraph::{Origins, Recording, Subgraph},
     tape::{self, AdTensor, untracked},
     tensor::derived::{Function, Operands},
+    tensor::mask::Mask,
     tensor::parameter::Snapshot,
     util::discard::discard,
     util::lock::{get_mut, lock},
