@@ -88,12 +88,16 @@ impl<B: Backend> Recording<B> for Results<B> {
         outputs.sort_by_key(|(_, output)| {
             Reverse(played.reached(Consumer::Replayable(output.node.sequence)))
         });
-        let mut replay = Replay::new(outputs.iter().map(|(_, output)| output), subgraph, played);
-        for (target, contributions) in &apart {
-            if contributions.iter().any(is_own) {
-                replay.gathered.insert(*target, Gathering::default());
-            }
-        }
+        let with_own = apart.iter().filter(|(_, parts)| parts.iter().any(is_own));
+        let gathered = with_own.map(|(target, _)| (*target, Gathering::default()));
+        let mut replay = Replay {
+            outputs: outputs.iter().map(|(_, output)| output).collect(),
+            subgraph,
+            played,
+            gathered: gathered.collect(),
+            tensors: HashMap::new(),
+            wanted: HashMap::new(),
+        };
         let results = replay.run();
         let mut arguments = Arguments::new();
         let mut gradients = Vec::new();
@@ -231,22 +235,7 @@ struct Replay<'a, B: Backend> {
     wanted: HashMap<(u64, usize), usize>,
 }
 
-impl<'a, B: Backend> Replay<'a, B> {
-    fn new(
-        outputs: impl Iterator<Item = &'a Output<B>>,
-        subgraph: &'a Arc<Subgraph<B>>,
-        played: &'a Played,
-    ) -> Self {
-        Self {
-            outputs: outputs.collect(),
-            subgraph,
-            played,
-            gathered: HashMap::new(),
-            tensors: HashMap::new(),
-            wanted: HashMap::new(),
-        }
-    }
-
+impl<B: Backend> Replay<'_, B> {
     fn run(&mut self) -> Vec<ReleaseTensor<B>> {
         let nodes = nodes(self.outputs.iter().copied().cloned());
         let outputs = mem::take(&mut self.outputs);
