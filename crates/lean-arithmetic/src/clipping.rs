@@ -79,9 +79,9 @@ impl ZClipRule {
 /// The moving averages of ZClip.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ZClip {
-    warm_up: Vec<Exact<f64>>,
-    mean: Exact<f64>,
-    variance: Exact<f64>,
+    warm_up: Vec<Exact>,
+    mean: Exact,
+    variance: Exact,
 }
 
 impl ZClip {
@@ -141,9 +141,9 @@ impl AutoClipRule {
     }
 }
 
-/// The norms that the gradient of each parameter has had, by the parameter's id.
+/// The bits of the norms that the gradient of each parameter has had, by the parameter's id.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct AutoClip(HashMap<u64, VecDeque<Exact<f32>>>);
+pub struct AutoClip(HashMap<u64, VecDeque<u32>>);
 
 impl AutoClip {
     /// Factor for a gradient of this norm, which joins the history unless it is NaN.
@@ -156,8 +156,8 @@ impl AutoClip {
         while history.len() >= rule.history {
             history.pop_front();
         }
-        history.push_back(Exact(norm as f32));
-        let mut norms: Vec<f32> = history.iter().map(|norm| norm.0).collect();
+        history.push_back((norm as f32).to_bits());
+        let mut norms: Vec<f32> = history.iter().copied().map(f32::from_bits).collect();
         coefficient_for(percentile(&mut norms, rule.percentile), norm)
     }
 }

@@ -60,7 +60,7 @@ impl LossScaleRule {
 /// The scale, and for how long it has been that.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    scale: Exact<f64>,
+    scale: Exact,
     steps_since_change: usize,
 }
 
