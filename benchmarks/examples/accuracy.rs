@@ -10,13 +10,13 @@ use anyhow::{Context, Result};
 use burn_0_22::module::{Module, ModuleMapper, Param};
 use burn_0_22::nn::Embedding;
 use burn_0_22::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_0_22::tensor::{DType, Device, Tensor};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
 use std::env;
 use vit::model::{Model, Vit, drawn};
-use vit::step::{cross_entropy, rate};
+use vit::step::{batch, cross_entropy, rate};
 use vit_common::config::{Preset, WEIGHT_DECAY};
-use vit_common::data::{Dataset, Image, Split, labels};
+use vit_common::data::Dataset;
 use vit_common::rng::SeededRng;
 
 const EPOCHS: usize = 20;
@@ -61,21 +61,6 @@ impl ModuleMapper for To {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|weight| weight.cast(self.0).detach().require_grad())
     }
-}
-
-fn batch(
-    data: &Dataset,
-    split: &Split,
-    places: &[usize],
-    (device, dtype): (&Device, DType),
-) -> (Tensor<4>, Tensor<1, Int>) {
-    let images = places.iter().filter_map(|place| split.get(*place));
-    let images: Vec<Image> = images.collect();
-    let (pixels, shape) = data.pixels(&images);
-    (
-        Tensor::from_data(TensorData::new(pixels, shape), (device, dtype)),
-        Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
-    )
 }
 
 /// The share of the validation images that are told right, in percent.

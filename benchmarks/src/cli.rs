@@ -74,7 +74,6 @@ fn measure(spec: &str, worker: fn(&Spec) -> Result<Measured>) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a line to stdout.
 fn say(line: &str) -> Result<()> {
     writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }

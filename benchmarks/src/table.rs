@@ -23,7 +23,6 @@ add up in another order.";
 /// What a run has in a column.
 type Value = fn(&Run, &Results) -> String;
 
-/// The columns by name.
 const COLUMNS: [(&str, Value); 17] = [
     ("model", |run, _| run.case.title()),
     ("on", |run, _| run.subject.place()),

@@ -20,7 +20,6 @@ use vit_0_21::memory::{Heap, Memory};
 use vit_common::config::BackendKind;
 use vit_common::rng::SeededRng;
 
-/// Measures one run.
 pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     ensure!(
         spec.measure == Purpose::Memory

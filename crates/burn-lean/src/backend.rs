@@ -51,7 +51,6 @@ pub(crate) fn kind_of_backend(kind: &DispatchTensorKind) -> &DispatchTensorKind 
     }
 }
 
-/// Whether two tensors are on one backend.
 pub(crate) fn is_same_backend(one: &DispatchTensor, other: &DispatchTensor) -> bool {
     let backend = |tensor: &DispatchTensor| discriminant(kind_of_backend(&tensor.kind));
     backend(one) == backend(other)
@@ -67,7 +66,6 @@ pub(crate) fn reading_waits(tensor: &DispatchTensor) -> bool {
     }
 }
 
-/// Whether a tensor is on Flex.
 #[cfg(feature = "operations")]
 pub(crate) fn is_on_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // With one backend there is no other.

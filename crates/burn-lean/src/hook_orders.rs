@@ -130,7 +130,6 @@ impl HookOrders {
         }
     }
 
-    /// Notes the hook that was made at an order.
     pub(crate) fn hook_made(&mut self, hook: NodeId, key: HookKey, order: usize) {
         self.hooks.insert(hook.value, (key, order));
         // The nodes below a hook are not those of a forward pass.

@@ -22,7 +22,6 @@ pub(crate) fn address(_: &DispatchTensor) -> Option<usize> {
     None
 }
 
-/// The weight of a parameter is read.
 #[cfg(feature = "timeline")]
 pub(crate) fn read(weight: &DispatchTensor) {
     lean_timeline::heap::read(|| address(weight));

@@ -15,7 +15,6 @@ pub(crate) fn path_text(path: &[(String, String)]) -> String {
     names.join(".")
 }
 
-/// Whether the parameter is that of an embedding.
 #[cfg(any(feature = "optim", feature = "timeline"))]
 pub(crate) fn is_embedding(path: &[(String, String)]) -> bool {
     let container = path.last().map(|(_, container)| container);
@@ -102,7 +101,6 @@ impl AnyParam {
         }
     }
 
-    /// The gradient of the parameter.
     pub(crate) fn grad(&self, grads: &GradientsParams) -> Option<DispatchTensor> {
         (self.get)(grads, self.id)
     }

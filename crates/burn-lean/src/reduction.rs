@@ -131,7 +131,6 @@ pub trait PendingGradient: Send {
 pub(crate) type Receiver<'a> =
     &'a mut dyn FnMut(ParamId, Option<Tensor<1>>) -> Result<(), ReleaseError>;
 
-/// A complete gradient.
 type Complete = (Tensor<1>, Recipients);
 
 /// The gradients of an optimizer's step that are in flight.
@@ -304,7 +303,6 @@ pub(crate) fn own_states(
     }
 }
 
-/// Flattens a tensor to one dimension.
 pub(crate) fn flat(tensor: DispatchTensor) -> Tensor<1> {
     let numbers = tensor.shape().num_elements();
     Tensor::from_dispatch(Dispatch::float_reshape(tensor, Shape::new([numbers])))

@@ -1,44 +1,21 @@
 //! Floats in records.
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// A float that is saved as its bits: JSON has no infinities, and its decimals may be rounded when
 /// they are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Exact<F>(pub(crate) F);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "u64", into = "u64")]
+pub(crate) struct Exact(pub(crate) f64);
 
-pub(crate) trait Float: Copy {
-    type Bits: Serialize + DeserializeOwned;
-    fn bits(self) -> Self::Bits;
-    fn from_bits(bits: Self::Bits) -> Self;
-}
-
-macro_rules! float {
-    ($float:ty, $bits:ty) => {
-        impl Float for $float {
-            type Bits = $bits;
-            fn bits(self) -> $bits {
-                self.to_bits()
-            }
-            fn from_bits(bits: $bits) -> Self {
-                Self::from_bits(bits)
-            }
-        }
-    };
-}
-
-float!(f32, u32);
-float!(f64, u64);
-
-impl<F: Float> Serialize for Exact<F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.bits().serialize(serializer)
+impl From<u64> for Exact {
+    fn from(bits: u64) -> Self {
+        Self(f64::from_bits(bits))
     }
 }
 
-impl<'de, F: Float> Deserialize<'de> for Exact<F> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(F::from_bits(F::Bits::deserialize(deserializer)?)))
+impl From<Exact> for u64 {
+    fn from(float: Exact) -> Self {
+        float.0.to_bits()
     }
 }

@@ -60,7 +60,7 @@ impl LossScaleRule {
 /// The scale, and for how long it has been that.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    scale: Exact<f64>,
+    scale: Exact,
     steps_since_change: usize,
 }
 
@@ -293,6 +293,50 @@ impl SharedLossScale {
             *member = Member::new(member.optimizer.clone());
         }
     }
+}
+
+/// Makes the configuration of a `LossScaler` for a version of Burn, whose `Config` it derives. `$more` is
+/// what this version adds to the description.
+#[macro_export]
+macro_rules! loss_scaler_configuration {
+    ($(#[$more:meta])*) => {
+        /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
+        /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
+        ///
+        /// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales its gradients up, and the
+        /// optimizer divides them by the scale, in 32 bits, before it clips and steps. If one has
+        /// overflowed, the step is skipped and the scale falls; after `growth_interval` steps without an
+        /// overflow, it rises. It stays between 2^-24 and 2^126; where a gradient overflows at the least
+        /// scale, steps are refused from then on. bf16 has the range of fp32 and needs no scaling.
+        $(#[$more])*
+        #[derive(burn::config::Config, Debug, Copy, PartialEq)]
+        pub struct LossScalerConfig {
+            /// The first scale.
+            #[config(default = 65536.0)]
+            pub init_scale: f64,
+            /// Factor by which the scale rises.
+            #[config(default = 2.0)]
+            pub growth_factor: f64,
+            /// Factor by which the scale falls.
+            #[config(default = 0.5)]
+            pub backoff_factor: f64,
+            /// Steps without overflow before the scale rises.
+            #[config(default = 2000)]
+            pub growth_interval: usize,
+        }
+
+        impl LossScalerConfig {
+            /// A scaler at its first scale.
+            pub fn init(&self) -> LossScaler {
+                LossScaler($crate::scaling::SharedLossScale::new($crate::scaling::LossScaleRule {
+                    init_scale: self.init_scale,
+                    growth_factor: self.growth_factor,
+                    backoff_factor: self.backoff_factor,
+                    growth_interval: self.growth_interval,
+                }))
+            }
+        }
+    };
 }
 
 #[cfg(test)]

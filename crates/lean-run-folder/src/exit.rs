@@ -12,9 +12,6 @@ pub const FAILURE: u8 = 1;
 /// The exit code if a file could not be written: that of BSD's `sysexits.h`.
 pub const CANNOT_WRITE: u8 = 74;
 
-/// The exit code of a program that Ctrl-C or a signal ended.
-pub const INTERRUPTED: u8 = 130;
-
 /// Why a system writes no more.
 const NO_ROOM: [ErrorKind; 4] = [
     ErrorKind::FileTooLarge,

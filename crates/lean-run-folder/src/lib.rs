@@ -10,19 +10,15 @@ mod folder;
 mod learner;
 mod lock;
 mod settings;
-#[cfg(all(unix, feature = "signals"))]
-mod signals;
 
 pub use checkpoints::Checkpoints;
 pub use disk::{folder_of, publish, remove, write_json};
 pub use error::{CannotWrite, FolderError, SettingsError};
-pub use exit::{CANNOT_WRITE, FAILURE, INTERRUPTED, fail, note};
+pub use exit::{CANNOT_WRITE, FAILURE, fail, note};
 pub use folder::RunFolder;
 pub use learner::{resume_point, resume_point_of_run};
 pub use lock::Lock;
 pub use settings::{identity, listed, resumed};
-#[cfg(all(unix, feature = "signals"))]
-pub use signals::on_signal;
 
 /// A file whose name begins so was never finished.
 pub const UNFINISHED: &str = "unfinished-";

@@ -6,7 +6,6 @@ use burn_lean::WithGradientRelease;
 
 use crate::model::{Mlp, Outcome, saddle};
 
-/// Trains for a number of steps.
 pub(crate) fn train(steps: usize) -> Outcome {
     let device = Device::flex().autodiff();
     let (points, targets) = saddle(&device);

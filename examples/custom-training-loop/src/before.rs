@@ -5,7 +5,6 @@ use burn::tensor::Device;
 
 use crate::model::{Mlp, Outcome, saddle};
 
-/// Trains for a number of steps.
 pub(crate) fn train(steps: usize) -> Outcome {
     let device = Device::flex().autodiff();
     let (points, targets) = saddle(&device);

@@ -29,7 +29,6 @@ fn main() -> Result<()> {
     }
 }
 
-/// The precision of a training.
 #[derive(Clone, Copy, Debug)]
 enum Precision {
     /// Burn's AdamW.

@@ -112,7 +112,6 @@ impl Dataset {
         }
     }
 
-    /// Splits images.
     fn split(size: usize, channels: usize, classes: usize, all: &Split) -> Result<Self> {
         ensure!(
             all.len() >= VALIDATION_PART,

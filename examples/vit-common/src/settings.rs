@@ -68,7 +68,6 @@ pub struct Settings {
 pub(crate) const MAY_CHANGE: [&str; 5] = ["data", "mode", "checkpointing", "operations", "backend"];
 
 impl Settings {
-    /// Loads the images.
     pub(crate) fn load_data(&mut self) -> Result<Dataset> {
         let data = Dataset::load(&self.data, self.image_size, self.patch_size())?;
         let digest = data.digest();

@@ -84,23 +84,16 @@ impl Steps<'_> {
         Ok((model, mean))
     }
 
-    /// `[batch, channels, size, size]` images and `[batch]` labels, as the model takes them.
+    /// A [`batch`] as the model takes it.
     pub fn batch(
         &self,
         split: &Split,
         places: &[usize],
         device: &Device,
     ) -> (Tensor<4>, Tensor<1, Int>) {
-        let images = places.iter().filter_map(|place| split.get(*place));
-        let images: Vec<Image> = images.collect();
-        let (pixels, shape) = self.data.pixels(&images);
-        (
-            Tensor::from_data(TensorData::new(pixels, shape), (device, self.dtype())),
-            Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
-        )
+        batch(self.data, split, places, (device, self.dtype()))
     }
 
-    /// The precision of the model.
     fn dtype(&self) -> DType {
         match self.settings.optimizer {
             OptimizerKind::AdamWFiveBytes => DType::BF16,
@@ -137,6 +130,22 @@ impl Steps<'_> {
     pub fn replicas(&self) -> Option<&Replicas> {
         self.parallel.as_ref().map(DataParallel::replicas)
     }
+}
+
+/// `[batch, channels, size, size]` images in this type, and `[batch]` labels.
+pub fn batch(
+    data: &Dataset,
+    split: &Split,
+    places: &[usize],
+    (device, dtype): (&Device, DType),
+) -> (Tensor<4>, Tensor<1, Int>) {
+    let images = places.iter().filter_map(|place| split.get(*place));
+    let images: Vec<Image> = images.collect();
+    let (pixels, shape) = data.pixels(&images);
+    (
+        Tensor::from_data(TensorData::new(pixels, shape), (device, dtype)),
+        Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
+    )
 }
 
 /// The mean cross-entropy of `[batch, classes]` scores and `[batch]` labels, in f32.

@@ -47,7 +47,6 @@ impl<B: Backend> Network<B> {
     }
 }
 
-/// Trains the replica of one device.
 fn train(parallel: DeviceParallel, model: Network<B>, device: &CudaDevice) -> Result<f32, String> {
     let replicas = parallel.replicas().clone();
     let mut model = model.fork(device);

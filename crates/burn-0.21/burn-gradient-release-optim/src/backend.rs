@@ -79,7 +79,7 @@ pub trait RoundToBf16: Backend {
 }
 
 /// The operands of a step.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Operands<B: Backend, const N: usize> {
     /// The parameter.
     pub weight: FloatTensor<B>,
@@ -94,7 +94,7 @@ pub struct Operands<B: Backend, const N: usize> {
 }
 
 /// The states before a step.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum States<B: Backend, const N: usize> {
     /// There are no states yet. Those of the first step will have these formats.
     New([Format; N]),
@@ -142,21 +142,6 @@ impl<B: Backend, const N: usize> Operands<B, N> {
                 States::Old(states) => {
                     States::Old(states.map(|state| state.map(&mut float, &mut int)))
                 }
-            },
-            noise: self.noise,
-        }
-    }
-}
-
-impl<B: Backend, const N: usize> Clone for Operands<B, N> {
-    fn clone(&self) -> Self {
-        Self {
-            weight: self.weight.clone(),
-            grad: self.grad.clone(),
-            clip: self.clip,
-            states: match &self.states {
-                States::New(formats) => States::New(*formats),
-                States::Old(states) => States::Old(states.clone()),
             },
             noise: self.noise,
         }

@@ -123,7 +123,6 @@ impl<B: Backend> Moment<B> {
         }
     }
 
-    /// Converts the moment to this format.
     pub(crate) fn into_format<const D: usize>(self, format: Format) -> Self {
         if self.format() == format {
             self

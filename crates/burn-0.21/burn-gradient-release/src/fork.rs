@@ -22,6 +22,7 @@ thread_local! {
 }
 
 /// Leaves to arm, and the parameters armed so far.
+#[derive(Default)]
 pub(crate) struct Scope<B: Backend> {
     /// Armings by leaf.
     waiting: HashMap<NodeId, Arming<B>>,
@@ -29,13 +30,6 @@ pub(crate) struct Scope<B: Backend> {
 }
 
 impl<B: Backend> Scope<B> {
-    pub(crate) fn new() -> Self {
-        Self {
-            waiting: HashMap::new(),
-            armed: Vec::new(),
-        }
-    }
-
     /// Names a parameter by its leaf.
     pub(crate) fn push(&mut self, leaf: NodeId, arming: Arming<B>) {
         self.waiting.insert(leaf, arming);

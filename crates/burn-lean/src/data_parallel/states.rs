@@ -53,7 +53,6 @@ impl States {
         Ok(states)
     }
 
-    /// Whether there is no tensor.
     pub(super) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
@@ -81,7 +80,6 @@ impl States {
             .collect()
     }
 
-    /// Removes the states of a parameter.
     pub(super) fn remove(&mut self, param: u64) {
         let is_anothers = |name: &str| param_of(name) != Some(param);
         self.tensors.retain(|tensor| is_anothers(&tensor.name));
@@ -193,7 +191,6 @@ struct TensorKind {
     dtype: DType,
     shape: Vec<usize>,
     param: Option<u64>,
-    /// Size in bytes.
     bytes: usize,
 }
 

@@ -6,6 +6,7 @@ use burn::Tensor;
 use burn::module::ParamId;
 use lean_arithmetic::OutOfRange;
 use lean_arithmetic::norm::{coefficient_for, ratio};
+use lean_arithmetic::scaling::SharedLossScale;
 
 use super::clipping::{NormClipping, clip_units, scaled};
 use super::norm::{SquaredNorms, squared_norm};
@@ -19,7 +20,7 @@ use crate::wide::{wide, widened};
 #[derive(Debug, Default)]
 pub(crate) struct GradientTransform {
     clipping: Option<NormClipping>,
-    scaler: Option<LossScaler>,
+    scaler: Option<SharedLossScale>,
     pub(crate) reports_norm: bool,
     pub(crate) stops_at_non_finite: bool,
     /// Whether the optimizer gets gradients in f32 of weights in half precision.
@@ -31,7 +32,6 @@ pub(crate) struct GradientTransform {
     step: ThisStep,
 }
 
-/// State of the current step.
 #[derive(Debug, Default)]
 struct ThisStep {
     norms: SquaredNorms,
@@ -117,7 +117,7 @@ impl GradientTransform {
     }
 
     pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
-        self.scaler = Some(scaler.for_optimizer());
+        self.scaler = Some(scaler.0.for_optimizer());
         self.step.measured = None;
     }
 
@@ -154,8 +154,11 @@ impl GradientTransform {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
         out_of_range(clipping)?;
         let scaler = self.scaler.as_ref();
-        out_of_range(scaler.and_then(LossScaler::out_of_range))?;
-        scaler.map_or(Ok(()), LossScaler::check)
+        out_of_range(scaler.and_then(SharedLossScale::out_of_range))?;
+        match scaler.and_then(SharedLossScale::exhausted) {
+            Some(scale) => Err(ReleaseError::LossScale { scale }),
+            None => Ok(()),
+        }
     }
 
     /// Checks that a model can be armed for a step.
@@ -198,10 +201,16 @@ impl GradientTransform {
         self.step.has_sums
     }
 
-    /// Refuses gradients that the scaler cannot unscale.
+    /// Refuses gradients that the scaler cannot unscale: of a loss that was not scaled, and sums of
+    /// several scales.
     pub(crate) fn check_scaled(&self) -> Result<(), ReleaseError> {
-        let scaler = self.scaler.as_ref();
-        scaler.map_or(Ok(()), |scaler| scaler.check_scaled(self.step.has_sums))
+        match &self.scaler {
+            Some(scaler) if !scaler.is_asked() => Err(ReleaseError::NotScaled),
+            Some(scaler) if self.step.has_sums && scaler.is_mixed() => {
+                Err(ReleaseError::SeveralScales)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Begins a pass that steps.
@@ -429,7 +438,7 @@ impl GradientTransform {
     pub(crate) fn to_record(&self) -> GradientRecord {
         GradientRecord {
             averages: self.averages.clone(),
-            loss_scale: self.scaler.as_ref().map(LossScaler::to_record),
+            loss_scale: self.scaler.as_ref().map(SharedLossScale::to_record),
         }
     }
 

@@ -32,7 +32,6 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     }
 }
 
-/// Runs `compute` on each item.
 #[cfg(all(feature = "flex", feature = "rayon"))]
 pub(super) fn each<T: Send>(items: Vec<T>, compute: impl Fn(T) + Sync) {
     use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -43,7 +42,6 @@ pub(super) fn each<T: Send>(items: Vec<T>, compute: impl Fn(T) + Sync) {
     }
 }
 
-/// Runs `compute` on each item.
 #[cfg(all(feature = "flex", not(feature = "rayon")))]
 pub(super) fn each<T>(items: Vec<T>, compute: impl Fn(T)) {
     items.into_iter().for_each(compute);

@@ -105,7 +105,6 @@ impl<const D: usize> Moment<D> {
         }
     }
 
-    /// Converts the moment to this format.
     pub(super) fn into_format(self, format: Format) -> Self {
         match self {
             moment if moment.format() == format => moment,

@@ -9,7 +9,6 @@ use lean_arithmetic::optim::{Clip, Noise};
 
 use super::moment::{Format, Moment};
 
-/// The operands of a step.
 pub(super) struct Operands<const N: usize, const D: usize> {
     pub(super) weight: Tensor<D>,
     /// Its gradient, of the same shape.

@@ -23,6 +23,7 @@ use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, node_of
 use crate::wide::is_half;
 
 /// The float parameters of a model.
+#[derive(Default)]
 pub(super) struct Survey {
     /// In the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
@@ -88,14 +89,7 @@ impl Holds {
 
 impl Survey {
     pub(super) fn of<M: Module>(model: &M) -> Self {
-        let mut survey = Self {
-            params: Vec::new(),
-            found: HashMap::new(),
-            has_adapters: false,
-            places: HashMap::new(),
-            with_slot: Vec::new(),
-            duplicate: None,
-        };
+        let mut survey = Self::default();
         let found = find(model, &mut WithPaths::new(&mut survey));
         // A record has ids of its own, and parameters keep their slots when it is loaded.
         survey.found = survey.with_slot.drain(..).zip(found).collect();
@@ -146,13 +140,11 @@ impl Survey {
         found.any(|found| found.is_open() && found.is_half())
     }
 
-    /// The ids of all parameters.
     pub(super) fn ids(&self) -> Vec<ParamId> {
         let ids = self.params.iter().map(|surveyed| surveyed.param.id);
         ids.collect()
     }
 
-    /// A parameter by its id.
     pub(super) fn param(&self, id: ParamId) -> Option<&Surveyed> {
         Some(&self.params[*self.places.get(&id)?])
     }
@@ -269,7 +261,6 @@ impl Survey {
         }
     }
 
-    /// Checks the learning rate of each parameter.
     pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
         for surveyed in self.trained() {
             let path = surveyed.path();
@@ -388,7 +379,6 @@ impl Survey {
     }
 }
 
-/// Checks that no scope runs on this thread.
 pub(super) fn check_outside_of_scopes() -> Result<(), ReleaseError> {
     match mode() {
         Mode::Tape => Ok(()),

@@ -64,7 +64,6 @@ impl Seed {
         run()
     }
 
-    /// Runs a scope again.
     pub(crate) fn run_again<R>(self, device: &Device, run: impl FnOnce() -> R) -> R {
         forget_random();
         device.seed(self.of(INSIDE));

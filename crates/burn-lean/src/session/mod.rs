@@ -288,7 +288,6 @@ impl Session {
         *lock(&self.armed) = Armed::Not;
     }
 
-    /// The slots of the armed parameters.
     pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<ParamId, Arc<Slot>>> {
         lock(&self.slots)
     }
@@ -312,7 +311,6 @@ impl Session {
         self.orders().begin_pass(first_pass, hooks_stay, goes_on);
     }
 
-    /// Notes the hook that was made at an order.
     pub(crate) fn hook_made(&self, hook: &DispatchTensor, key: HookKey, order: usize) {
         let hook = node_of(hook).expect("a hook is on the tape");
         self.orders().hook_made(hook, key, order);

@@ -43,7 +43,6 @@ pub(crate) fn guard(tensor: &DispatchTensor) -> NodeGuard {
     .expect("the backend of a node is known")
 }
 
-/// A constant of autodiff.
 pub(crate) fn constant(value: DispatchTensor, autodiff: DispatchAutodiffContext) -> DispatchTensor {
     DispatchTensor {
         kind: Dispatch::from_inner(value).kind,

@@ -232,7 +232,6 @@ enum Door {
     Save(GradientRecord),
 }
 
-/// The state at the door.
 #[derive(Default)]
 struct DoorState {
     gradients: Option<GradientRecord>,

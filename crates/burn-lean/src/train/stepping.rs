@@ -33,7 +33,6 @@ pub(super) struct Stepping<'a, M: LearnerModel> {
 /// Clones a batch for the second pass, if there is one.
 pub(super) type Again<Batch> = Option<fn(&Batch) -> Batch>;
 
-/// A batch of training.
 pub(super) type Batch<M> = <M as TrainStep>::Input;
 type Output<M> = <M as TrainStep>::Output;
 
@@ -61,7 +60,6 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         }
     }
 
-    /// Trains one epoch.
     pub(super) fn train(
         &mut self,
         dataloader: &TrainLoader<M>,
@@ -162,7 +160,6 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         (model, output)
     }
 
-    /// Validates one epoch.
     pub(super) fn validate(
         &self,
         dataloader: &ValidLoader<M>,

@@ -85,7 +85,6 @@ fn mixed(mut bits: u32) -> u32 {
 /// The fraction of the golden ratio in 32 bits.
 pub(super) const GOLDEN_RATIO: u32 = 0x9e37_79b9;
 
-/// Number of fractions.
 pub(super) const FRACTIONS: f32 = (1 << 24) as f32;
 
 /// The factors that a counter is mixed with.

@@ -188,7 +188,6 @@ impl Kind {
         }
     }
 
-    /// Reads a block.
     #[inline(always)]
     pub(super) fn read(self, block: &[u8; BYTES], numbers: &mut [f32; BLOCK]) {
         let (codes, scale) = block.split_at(BLOCK);

@@ -6,7 +6,6 @@ pub(super) const LANES: usize = 16;
 /// How many numbers are added up in 32 bits: 16 to a partial sum.
 pub(super) const BLOCK: usize = 16 * LANES;
 
-/// The sum of partial sums.
 #[inline(always)]
 pub(super) fn total(sums: [f32; LANES]) -> f64 {
     let mut quarters = [0.0; LANES / 4];
@@ -17,7 +16,6 @@ pub(super) fn total(sums: [f32; LANES]) -> f64 {
     (quarters[0] + quarters[1]) + (quarters[2] + quarters[3])
 }
 
-/// The sum of numbers.
 #[inline(always)]
 pub(super) fn sum(numbers: &[f32]) -> f64 {
     let mut sum = 0.0;

@@ -89,7 +89,6 @@ impl Session {
         }
     }
 
-    /// Counts a forward pass.
     pub(super) fn count_forward(&mut self, backend: &'static str) {
         if self.passes == self.plan.steps.end {
             self.end();

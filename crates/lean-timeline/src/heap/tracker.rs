@@ -14,7 +14,6 @@ pub const SMALL: u64 = 1024;
 
 /// The heap from the first recording on.
 pub(super) struct Tracked {
-    /// Bytes in use.
     pub(super) in_use: u64,
     /// The most bytes in use since the last sample.
     pub(super) peak: u64,

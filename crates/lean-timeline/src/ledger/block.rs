@@ -24,7 +24,6 @@ pub struct Operand {
     pub is_consumed: bool,
 }
 
-/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Purpose {
     pub(super) category: Category,
@@ -50,7 +49,20 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The latest purpose, if one is known.
+    /// Memory of one tensor, made outside of passes and steps, for no known purpose.
+    pub(super) fn new(storage: Storage, operation: usize, from: usize) -> Self {
+        Self {
+            storage,
+            operation,
+            nearest_parameter: None,
+            is_of_a_step: false,
+            from,
+            until: None,
+            tensors: 1,
+            purposes: Vec::new(),
+        }
+    }
+
     pub(super) fn purpose(&self) -> Option<Purpose> {
         self.purposes.last().map(|(_, purpose)| *purpose)
     }

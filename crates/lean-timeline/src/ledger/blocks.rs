@@ -116,7 +116,6 @@ impl Blocks {
         }
     }
 
-    /// Bytes of the blocks that are live at a tick.
     pub(super) fn live_bytes(&self, tick: usize) -> u64 {
         let live = self
             .blocks
@@ -125,7 +124,6 @@ impl Blocks {
         live.map(|block| block.storage.bytes).sum()
     }
 
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         // A hash table of the standard library has one control byte per slot, and fills at most
         // seven eighths of its slots.

@@ -6,7 +6,7 @@ use std::time::Instant;
 pub(super) struct Clock {
     start: Instant,
     /// Microseconds since `start`, one for each tick.
-    times: Vec<u64>,
+    pub(super) times: Vec<u64>,
 }
 
 impl Clock {
@@ -20,22 +20,15 @@ impl Clock {
         clock
     }
 
-    /// Begins the next tick.
     pub(super) fn tick(&mut self) -> usize {
         self.times.push(self.start.elapsed().as_micros() as u64);
         self.now()
     }
 
-    /// The last tick.
     pub(super) fn now(&self) -> usize {
         self.times.len() - 1
     }
 
-    pub(super) fn into_times(self) -> Vec<u64> {
-        self.times
-    }
-
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.times.capacity() * size_of::<u64>()
     }

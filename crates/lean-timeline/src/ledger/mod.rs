@@ -65,16 +65,7 @@ impl Ledger {
             return block;
         }
         let operation = self.operations.index(BEFORE);
-        self.blocks.insert(Block {
-            storage,
-            operation,
-            nearest_parameter: None,
-            is_of_a_step: false,
-            from: 0,
-            until: None,
-            tensors: 1,
-            purposes: Vec::new(),
-        })
+        self.blocks.insert(Block::new(storage, operation, 0))
     }
 
     /// Registers what an operation made of `operands`.
@@ -99,15 +90,11 @@ impl Ledger {
         if let Some(Operand { block, .. }) = shared {
             self.blocks.replace(block, tick);
         }
+        let operation = self.operations.index(operation);
         let block = Block {
-            storage,
-            operation: self.operations.index(operation),
             nearest_parameter: self.nearest_parameter(operands),
             is_of_a_step: self.phases.is_in_progress(),
-            from: tick,
-            until: None,
-            tensors: 1,
-            purposes: Vec::new(),
+            ..Block::new(storage, operation, tick)
         };
         self.blocks.insert(block)
     }
@@ -115,17 +102,9 @@ impl Ledger {
     /// Registers memory that a thread takes on which no pass and no step has begun. It belongs to no
     /// step, whatever is in progress on another thread.
     pub fn register_elsewhere(&mut self, operation: &'static str, storage: Storage) -> BlockId {
-        let block = Block {
-            storage,
-            operation: self.operations.index(operation),
-            nearest_parameter: None,
-            is_of_a_step: false,
-            from: self.clock.tick(),
-            until: None,
-            tensors: 1,
-            purposes: Vec::new(),
-        };
-        self.blocks.insert(block)
+        let operation = self.operations.index(operation);
+        let tick = self.clock.tick();
+        self.blocks.insert(Block::new(storage, operation, tick))
     }
 
     /// The block at the address of a storage now.
@@ -358,11 +337,11 @@ impl Ledger {
             backend,
             warnings: self.warnings(),
             parameters: self.parameters,
-            operations: self.operations.into_names(),
-            times: self.clock.into_times(),
+            operations: self.operations.names,
+            times: self.clock.times,
             holders,
-            phases: self.phases.into_phases(),
-            samples: self.samples.into_samples(),
+            phases: self.phases.phases,
+            samples: self.samples.samples,
         }
     }
 

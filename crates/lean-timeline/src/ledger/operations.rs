@@ -34,7 +34,7 @@ pub(super) fn may_be_view(operation: &str) -> bool {
 /// The names of the operations seen so far, each with an index.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
-    names: Vec<String>,
+    pub(super) names: Vec<String>,
     indices: HashMap<&'static str, usize>,
 }
 
@@ -46,9 +46,5 @@ impl Operations {
             names.push(name.to_owned());
             names.len() - 1
         })
-    }
-
-    pub(super) fn into_names(self) -> Vec<String> {
-        self.names
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Step {
 
 #[derive(Debug, Default)]
 pub(super) struct Phases {
-    phases: Vec<Phase>,
+    pub(super) phases: Vec<Phase>,
     pass: Option<Pass>,
     /// Index of the phase of the optimizer's call, from its first step to the next pass.
     optimizer: Option<usize>,
@@ -114,11 +114,6 @@ impl Phases {
         };
     }
 
-    pub(super) fn into_phases(self) -> Vec<Phase> {
-        self.phases
-    }
-
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.phases.capacity() * size_of::<Phase>()
     }

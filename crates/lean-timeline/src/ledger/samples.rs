@@ -4,7 +4,7 @@ use crate::snapshot::Sample;
 
 #[derive(Debug, Default)]
 pub(super) struct Samples {
-    samples: Vec<Sample>,
+    pub(super) samples: Vec<Sample>,
 }
 
 impl Samples {
@@ -31,11 +31,6 @@ impl Samples {
         }
     }
 
-    pub(super) fn into_samples(self) -> Vec<Sample> {
-        self.samples
-    }
-
-    /// Bytes that this takes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.samples.capacity() * size_of::<Sample>()
     }

@@ -10,7 +10,6 @@ use crate::model::{Mlp, Outcome, saddle};
 
 type B = GradientRelease<Autodiff<Flex>>;
 
-/// Trains for a number of steps.
 pub(crate) fn train(steps: usize) -> Outcome {
     let device = Default::default();
     let (points, targets) = saddle::<B>(&device);

@@ -9,7 +9,6 @@ use crate::model::{Mlp, Outcome, saddle};
 
 type B = Autodiff<Flex>;
 
-/// Trains for a number of steps.
 pub(crate) fn train(steps: usize) -> Outcome {
     let device = Default::default();
     let (points, targets) = saddle::<B>(&device);

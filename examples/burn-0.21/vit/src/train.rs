@@ -41,7 +41,6 @@ use vit_common::run::{Results, Run};
 /// What Burn's file checkpointer saves after an epoch.
 pub(crate) const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];
 
-/// A training run.
 pub(crate) struct Train<'a> {
     /// Its settings, images, folder and checkpoints.
     pub(crate) run: &'a Run,
@@ -75,7 +74,6 @@ fn config() -> AdamWConfig {
 }
 
 impl Train<'_> {
-    /// Trains with plain Burn.
     pub(crate) fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
@@ -87,7 +85,6 @@ impl Train<'_> {
         }
     }
 
-    /// Trains with gradient release.
     pub(crate) fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,

@@ -173,7 +173,6 @@ pub(super) fn discard() {
     drop(discarded);
 }
 
-/// Whether operations are recorded.
 pub(super) fn is_recording() -> bool {
     STAGE.load(Ordering::Acquire) == ON
 }
@@ -238,7 +237,6 @@ pub(super) fn register_existing(cell: &EntryCell, storage: impl FnOnce() -> Stor
     });
 }
 
-/// An operand of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperandEntry {
     pub(super) entry: Entry,

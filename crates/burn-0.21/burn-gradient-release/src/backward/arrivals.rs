@@ -16,6 +16,7 @@ use crate::{
 };
 
 /// Contributions so far to gradients that must be added up in a fixed order.
+#[derive(Default)]
 pub(crate) struct Arrivals<B: Backend> {
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a segment.
@@ -29,13 +30,6 @@ struct Arrived<B: Backend> {
 }
 
 impl<B: Backend> Arrivals<B> {
-    pub(crate) fn new() -> Self {
-        Self {
-            arrived: HashMap::new(),
-            results: HashMap::new(),
-        }
-    }
-
     /// Notes the leaf that stands for a result of a segment.
     pub(crate) fn add_result(&mut self, target: Target, leaf: AdTensor<B>) {
         self.results.insert(target, leaf);
@@ -82,7 +76,6 @@ impl<B: Backend> Arrivals<B> {
         }
     }
 
-    /// Adds up the contributions so far.
     pub(crate) fn add_up(&mut self, played: &Played, target: Target, grads: &mut Gradients) {
         let (Some(mut arrived), Some(sum)) =
             (self.arrived.remove(&target), played.sums.get(&target))

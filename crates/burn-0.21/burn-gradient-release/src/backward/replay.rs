@@ -13,14 +13,12 @@ use burn_autodiff::grads::Gradients;
 use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
+    subgraph::order::{Consumer, Played, Target, Use},
     subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Subgraph},
     tape::{self, AdTensor},
+    tensor::record::{Node, Operand, Output, Outside, Results},
     tensor::{ReleaseTensor, Repr},
     util::lock::lock,
-};
-use crate::{
-    subgraph::order::{Consumer, Played, Target, Use},
-    tensor::record::{Node, Operand, Output, Outside, Results},
 };
 
 impl<B: Backend> Recording<B> for Results<B> {
@@ -32,13 +30,7 @@ impl<B: Backend> Recording<B> for Results<B> {
     }
 
     fn inputs(&self) -> Inputs<B> {
-        let mut inputs = Inputs {
-            origins: Vec::new(),
-            parameters: Vec::new(),
-            edges: Vec::new(),
-            kept: Vec::new(),
-            results: Vec::new(),
-        };
+        let mut inputs = Inputs::<B>::default();
         let outputs = self.outputs();
         // Replayed for another loss, or computed from results of such operations.
         let mut spent = HashSet::new();
@@ -96,12 +88,16 @@ impl<B: Backend> Recording<B> for Results<B> {
         outputs.sort_by_key(|(_, output)| {
             Reverse(played.reached(Consumer::Replayable(output.node.sequence)))
         });
-        let mut replay = Replay::new(outputs.iter().map(|(_, output)| output), subgraph, played);
-        for (target, contributions) in &apart {
-            if contributions.iter().any(is_own) {
-                replay.gathered.insert(*target, Gathering::default());
-            }
-        }
+        let with_own = apart.iter().filter(|(_, parts)| parts.iter().any(is_own));
+        let gathered = with_own.map(|(target, _)| (*target, Gathering::default()));
+        let mut replay = Replay {
+            outputs: outputs.iter().map(|(_, output)| output).collect(),
+            subgraph,
+            played,
+            gathered: gathered.collect(),
+            tensors: HashMap::new(),
+            wanted: HashMap::new(),
+        };
         let results = replay.run();
         let mut arguments = Arguments::new();
         let mut gradients = Vec::new();
@@ -163,20 +159,12 @@ type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
 
 /// The contributions to one gradient, which are added up in a fixed order right before its node
 /// runs.
+#[derive(Default)]
 struct Gathering<B: Backend> {
     /// The node that adds them up, and its contributions; `None` until the tensor is used.
     node: Option<(AdTensor<B>, Parts<B>)>,
     /// The nodes under which the segment's own contributions arrive.
     own: Arc<Mutex<HashMap<Use, AdTensor<B>>>>,
-}
-
-impl<B: Backend> Default for Gathering<B> {
-    fn default() -> Self {
-        Self {
-            node: None,
-            own: Arc::default(),
-        }
-    }
 }
 
 impl<B: Backend> Gathering<B> {
@@ -247,22 +235,7 @@ struct Replay<'a, B: Backend> {
     wanted: HashMap<(u64, usize), usize>,
 }
 
-impl<'a, B: Backend> Replay<'a, B> {
-    fn new(
-        outputs: impl Iterator<Item = &'a Output<B>>,
-        subgraph: &'a Arc<Subgraph<B>>,
-        played: &'a Played,
-    ) -> Self {
-        Self {
-            outputs: outputs.collect(),
-            subgraph,
-            played,
-            gathered: HashMap::new(),
-            tensors: HashMap::new(),
-            wanted: HashMap::new(),
-        }
-    }
-
+impl<B: Backend> Replay<'_, B> {
     fn run(&mut self) -> Vec<ReleaseTensor<B>> {
         let nodes = nodes(self.outputs.iter().copied().cloned());
         let outputs = mem::take(&mut self.outputs);

@@ -50,7 +50,7 @@ impl<B: Backend> Route<B> {
         let mut last_use: HashMap<_, Unit> = HashMap::new();
         let mut parameters: Vec<Arc<Consumers<B>>> = Vec::new();
         let mut graph = TapeGraph::default();
-        let mut arrivals = Arrivals::new();
+        let mut arrivals = Arrivals::default();
         let mut recomputed = Recomputed::default();
         let mut kept = HashSet::new();
         let mut note = |consumers: &Arc<Consumers<B>>, number: u64, half: Half| {

@@ -58,7 +58,7 @@ impl<B: Backend> Arguments<B> {
             order: orders.max().unwrap_or(0) + 1,
             operands: Vec::new(),
             tensors: self.targets(),
-            known: KnownOperands::new(),
+            known: KnownOperands::default(),
             unknown: Vec::new(),
         };
         let repeated = self.repeated();

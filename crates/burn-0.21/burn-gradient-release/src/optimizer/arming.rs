@@ -147,7 +147,7 @@ struct Preparation<'a, B: ReleaseBackend, A> {
 
 impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
     fn new(actions: &'a A) -> Self {
-        let armed_set = Arc::new(ArmedSet::new());
+        let armed_set = Arc::new(ArmedSet::default());
         if let Some(tracer) = actions.tracer() {
             tracer.begin();
         }
@@ -209,13 +209,11 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
     }
 }
 
-/// The parameters armed together.
 pub(super) struct ArmedModel<B: Backend> {
     pub(super) armed: Vec<Armed<B>>,
     pub(super) progress: Arc<Progress>,
 }
 
-/// Arms a model.
 pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     actions: &impl Actions<B>,
     model: M,
@@ -275,7 +273,7 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
 
     let mut name = Name {
         preparation: Preparation::new(actions),
-        scope: Scope::new(),
+        scope: Scope::default(),
         params: Vec::new(),
     };
     copy.visit(&mut name);

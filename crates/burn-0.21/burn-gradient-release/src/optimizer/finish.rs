@@ -345,7 +345,6 @@ where
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
     let had_gradients = has_skipped || report.has_stepped();
     let params: Vec<_> = report.outcomes().map(|(param, _)| param).collect();
-    let gradients = plan.transform.finish(params, has_skipped, had_gradients);
-    report.set_gradients(gradients);
+    report.gradients = plan.transform.finish(params, has_skipped, had_gradients);
     (report, model)
 }

@@ -30,9 +30,9 @@ pub enum Outcome {
 pub struct StepReport {
     learning_rate: LearningRate,
     outcomes: Vec<(ParamId, Outcome)>,
-    recomputed: Recomputed,
+    pub(super) recomputed: Recomputed,
     other_rates: HashMap<ParamId, LearningRate>,
-    gradients: GradientSummary,
+    pub(super) gradients: GradientSummary,
 }
 
 impl StepReport {
@@ -45,10 +45,6 @@ impl StepReport {
             other_rates,
             ..Self::default()
         }
-    }
-
-    pub(super) fn set_gradients(&mut self, gradients: GradientSummary) {
-        self.gradients = gradients;
     }
 
     /// The norm of all gradients together, before clipping and without the scale of the loss.
@@ -67,10 +63,6 @@ impl StepReport {
     /// The scale of the loss in this step, if a gradient arrived.
     pub fn loss_scale(&self) -> Option<f64> {
         self.gradients.scale
-    }
-
-    pub(crate) fn set_recomputed(&mut self, recomputed: Recomputed) {
-        self.recomputed = recomputed;
     }
 
     /// Operations that the backward passes of the step have computed again.

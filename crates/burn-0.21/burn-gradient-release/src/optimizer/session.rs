@@ -190,7 +190,6 @@ impl Sums {
     }
 }
 
-/// Adds the gradients of a model to their sums.
 pub(super) fn add<B: ReleaseBackend, M: AutodiffModule<B>>(
     sums: &mut GradientsParams,
     model: &M,

@@ -11,6 +11,7 @@ use crate::{error::ReleaseError, util::lock::lock};
 /// optimizer, or of an owner of both.
 pub(super) struct SharedState<B: Backend>(Arc<Mutex<State<B>>>);
 
+#[derive(Default)]
 struct State<B: Backend> {
     session: Option<Session<B>>,
     /// Result of a first backward pass, until the step is finished.
@@ -22,12 +23,7 @@ struct State<B: Backend> {
 
 impl<B: Backend> SharedState<B> {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(State {
-            session: None,
-            measured: None,
-            report: None,
-            fault: None,
-        })))
+        Self(Arc::default())
     }
 
     fn state(&self) -> MutexGuard<'_, State<B>> {
@@ -44,10 +40,9 @@ impl<B: Backend> SharedState<B> {
     pub(super) fn fork(&self) -> Self {
         let state = self.state();
         Self(Arc::new(Mutex::new(State {
-            session: None,
-            measured: None,
             report: state.report.clone(),
             fault: state.check_idle().err(),
+            ..State::default()
         })))
     }
 

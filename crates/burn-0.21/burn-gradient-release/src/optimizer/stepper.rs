@@ -36,6 +36,7 @@ type AnyModule<B> = Param<Tensor<B, 1>>;
 /// A [`SimpleOptimizer`] with gradient clipping and the states of its parameters.
 ///
 /// Clones share the states: the steps inside backward and the optimizer write to the same ones.
+#[derive(Clone)]
 pub(crate) struct Stepper<O, B>
 where
     O: SimpleOptimizer<B::InnerBackend>,
@@ -209,24 +210,4 @@ where
 /// crate that knows Burn.
 pub(super) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
-}
-
-impl<O, B> Clone for Stepper<O, B>
-where
-    O: SimpleOptimizer<B::InnerBackend>,
-    B: AutodiffBackend,
-{
-    fn clone(&self) -> Self {
-        Self {
-            optim: self.optim.clone(),
-            grad_clipping: self.grad_clipping.clone(),
-            tracer: self.tracer.clone(),
-            gradients: self.gradients.clone(),
-            reduction: self.reduction.clone(),
-            groups: self.groups.clone(),
-            learning_rates: self.learning_rates.clone(),
-            records: self.records.clone(),
-            completion: self.completion.clone(),
-        }
-    }
 }

@@ -27,19 +27,13 @@ pub(crate) trait Replay<B: Backend>: Send + Sync {
 pub(crate) type Values<B> = HashMap<u64, (FloatTensor<B>, usize)>;
 
 /// Parameters armed together, and the tensors that forward passes derived from them.
+#[derive(Default)]
 pub(crate) struct ArmedSet<B: Backend> {
     parameters: Mutex<Vec<Weak<Consumers<B>>>>,
     derived: Mutex<Vec<Weak<dyn Replay<B>>>>,
 }
 
 impl<B: Backend> ArmedSet<B> {
-    pub(crate) fn new() -> Self {
-        Self {
-            parameters: Mutex::new(Vec::new()),
-            derived: Mutex::new(Vec::new()),
-        }
-    }
-
     pub(crate) fn add_parameter(&self, consumers: &Arc<Consumers<B>>) {
         lock(&self.parameters).push(Arc::downgrade(consumers));
     }

@@ -20,7 +20,7 @@ use burn::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    slot::reduction::{InFlight, Receiver},
+    slot::reduction::InFlight,
     tape::consumers::{Consumers, Owner, When},
     tape::{self, AdTensor},
     util::lock::lock,
@@ -373,9 +373,8 @@ impl<B: Backend> Slot<B> {
             }
         }
     }
-}
 
-impl<B: Backend> Receiver<B> for Slot<B> {
+    /// Acts on the gradient that was reduced over all replicas.
     fn reduced(&self, grad: Option<FloatTensor<B>>) {
         let mut state = self.state();
         match mem::replace(&mut state.phase, Phase::Acting) {
@@ -446,7 +445,7 @@ impl<B: Backend> Owner for Slot<B> {
             Some(in_flight) => {
                 state.phase = Phase::Reducing(reduced);
                 drop(state);
-                in_flight.push(self.param, grad, self.clone());
+                in_flight.push(grad, self.clone());
             }
         }
     }

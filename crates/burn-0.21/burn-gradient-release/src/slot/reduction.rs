@@ -16,7 +16,7 @@ use burn::{
 
 use lean_arithmetic::turns::Turns;
 
-use crate::util::lock::lock;
+use crate::{slot::Slot, util::lock::lock};
 
 /// Why replicas could not agree.
 pub type ReductionError = Box<dyn Error + Send + Sync>;
@@ -132,11 +132,6 @@ pub trait PendingGradient<B: Backend>: Send {
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
 }
 
-/// Receives a reduced gradient.
-pub(crate) trait Receiver<B: Backend>: Send + Sync {
-    fn reduced(&self, grad: Option<FloatTensor<B>>);
-}
-
 /// The gradients in flight of parameters that were armed together.
 pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
@@ -150,10 +145,9 @@ pub(crate) struct InFlight<B: Backend> {
     turns: Mutex<Option<Turns<Complete<B>>>>,
 }
 
-type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
+type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<Slot<B>>);
 
-/// A complete gradient.
-type Complete<B> = (FloatTensor<B>, Arc<dyn Receiver<B>>);
+type Complete<B> = (FloatTensor<B>, Arc<Slot<B>>);
 
 impl<B: Backend> InFlight<B> {
     /// Reduces gradients as they come, or, if `is_ordered`, in the order of the reduction.
@@ -177,18 +171,12 @@ impl<B: Backend> InFlight<B> {
         lock(&self.expected).insert(param.val());
     }
 
-    /// Begins a part of a backward pass.
     pub(crate) fn begin_part(&self) {
         agree(self.reduction.begin_part());
     }
 
     /// Takes a complete gradient, and sends it once it is its turn and there is room.
-    pub(crate) fn push(
-        &self,
-        param: ParamId,
-        grad: FloatTensor<B>,
-        receiver: Arc<dyn Receiver<B>>,
-    ) {
+    pub(crate) fn push(&self, grad: FloatTensor<B>, slot: Arc<Slot<B>>) {
         let mut turns = lock(&self.turns);
         if self.is_ordered && turns.is_none() {
             *turns = self.reduction.order().map(|order| {
@@ -199,23 +187,23 @@ impl<B: Backend> InFlight<B> {
         }
         let Some(waiting) = turns.as_mut() else {
             drop(turns);
-            return self.send(param, grad, receiver);
+            return self.send(grad, slot);
         };
-        waiting.complete(param.val(), (grad, receiver));
+        waiting.complete(slot.param().val(), (grad, slot));
         // Without the lock: a step runs code of the optimizer.
         drop(turns);
         let next = || lock(&self.turns).as_mut().and_then(Turns::take_next);
-        while let Some((param, (grad, receiver))) = next() {
-            self.send(param.into(), grad, receiver);
+        while let Some((_, (grad, slot))) = next() {
+            self.send(grad, slot);
         }
     }
 
-    fn send(&self, param: ParamId, grad: FloatTensor<B>, receiver: Arc<dyn Receiver<B>>) {
+    fn send(&self, grad: FloatTensor<B>, slot: Arc<Slot<B>>) {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
             self.wait_for_next();
         }
-        let pending = agree(self.reduction.begin(param, grad, self.recipients));
-        lock(&self.under_way).push_back((pending, receiver));
+        let pending = agree(self.reduction.begin(slot.param(), grad, self.recipients));
+        lock(&self.under_way).push_back((pending, slot));
     }
 
     /// Ends a backward pass: waits for all gradients in flight.
@@ -223,8 +211,8 @@ impl<B: Backend> InFlight<B> {
         lock(&self.expected).clear();
         let turns = lock(&self.turns).take();
         if let Some(mut turns) = turns {
-            for (param, (grad, receiver)) in turns.take_rest() {
-                self.send(param.into(), grad, receiver);
+            for (_, (grad, slot)) in turns.take_rest() {
+                self.send(grad, slot);
             }
             let completed = turns.take_completed().into_iter().map(ParamId::from);
             self.reduction.completed(completed.collect());
@@ -246,8 +234,8 @@ impl<B: Backend> InFlight<B> {
         // Without the lock: a step runs code of the optimizer.
         let next = lock(&self.under_way).pop_front();
         let has_next = next.is_some();
-        if let Some((pending, receiver)) = next {
-            receiver.reduced(agree(pending.wait()));
+        if let Some((pending, slot)) = next {
+            slot.reduced(agree(pending.wait()));
         }
         has_next
     }

@@ -30,9 +30,9 @@ use std::{
 use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
+pub(crate) use self::origins::Origins;
 use self::{
     order::{Edge, Played, Target, Use},
-    origins::Numbered,
     uses::{KnownOperands, Uses, Waiting},
 };
 use crate::{
@@ -43,9 +43,6 @@ use crate::{
     util::discard::discard,
     util::lock::{get_mut, lock},
 };
-
-/// The armed parameters that a tensor depends on, and the subgraph that it is in.
-pub(crate) type Origins<B> = origins::Origins<B, Subgraph<B>>;
 
 /// A part of the tape that runs backward on its own.
 pub(crate) struct Subgraph<B: Backend> {
@@ -59,6 +56,7 @@ pub(crate) struct Subgraph<B: Backend> {
     state: Mutex<State<B>>,
 }
 
+#[derive(Default)]
 struct State<B: Backend> {
     boundaries: Vec<Boundary<B>>,
     parameters: Vec<SubgraphConsumers<B>>,
@@ -77,7 +75,6 @@ pub(crate) struct Boundary<B: Backend> {
     pub(crate) of: Option<Use>,
 }
 
-/// The consumers of a parameter in a subgraph.
 pub(crate) struct SubgraphConsumers<B: Backend> {
     /// Consumers of the parameter itself, outside of all subgraphs.
     pub(crate) home: Arc<Consumers<B>>,
@@ -110,6 +107,7 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
 }
 
 /// The tensors and parameters that the operations of a segment are computed from.
+#[derive(Default)]
 pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,
@@ -123,7 +121,6 @@ pub(crate) struct Inputs<B: Backend> {
 /// Contributions that must be added up in a fixed order, by target.
 pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
 
-/// One contribution to a gradient.
 pub(crate) enum Contribution<B: Backend> {
     /// A gradient from outside of the segment.
     Arrived(FloatTensor<B>),
@@ -178,13 +175,8 @@ impl<B: Backend> Subgraph<B> {
             number,
             segment,
             is_replay,
-            armed_sets: Arc::new([Arc::new(ArmedSet::new())]),
-            state: Mutex::new(State {
-                boundaries: Vec::new(),
-                parameters: Vec::new(),
-                uses: Uses::new(),
-                edges: Vec::new(),
-            }),
+            armed_sets: Arc::new([Arc::new(ArmedSet::default())]),
+            state: Mutex::default(),
         })
     }
 
@@ -192,6 +184,7 @@ impl<B: Backend> Subgraph<B> {
         lock(&self.state)
     }
 
+    /// A tensor depends on subgraphs of lower numbers only.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -338,12 +331,6 @@ impl<B: Backend> Subgraph<B> {
 
     pub(crate) fn with_boundaries<R>(&self, look: impl FnOnce(&[Boundary<B>]) -> R) -> R {
         look(&self.state().boundaries)
-    }
-}
-
-impl<B: Backend> Numbered for Subgraph<B> {
-    fn number(&self) -> u64 {
-        self.number
     }
 }
 

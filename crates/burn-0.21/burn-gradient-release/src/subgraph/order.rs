@@ -227,7 +227,6 @@ impl Sum {
         self.uses.iter().position(|(_, known)| *known == of)
     }
 
-    /// The unit that runs last.
     pub(crate) fn last_unit(&self) -> Unit {
         let units = self.uses.iter().map(|(unit, _)| *unit);
         units

@@ -10,24 +10,20 @@ use burn::tensor::backend::Backend;
 
 use crate::{
     slot::armed_set::{ArmedSet, Replay},
+    subgraph::Subgraph,
     tape::consumers::Consumers,
 };
 
-/// A subgraph of the tape, as the origins of a tensor name it.
-pub(crate) trait Numbered {
-    /// Number of the subgraph. A tensor depends on subgraphs of lower numbers only.
-    fn number(&self) -> u64;
-}
-
 /// The armed parameters that a tensor depends on, and the subgraph that it is in.
-pub(crate) struct Origins<B: Backend, S> {
+#[derive(Clone)]
+pub(crate) struct Origins<B: Backend> {
     armed_sets: Option<Arc<[Arc<ArmedSet<B>>]>>,
-    subgraph: Option<Arc<S>>,
+    subgraph: Option<Arc<Subgraph<B>>>,
     /// Whether the tensor is a random mask of zeros and ones.
     is_mask: bool,
 }
 
-impl<B: Backend, S: Numbered> Origins<B, S> {
+impl<B: Backend> Origins<B> {
     /// The origins of a tensor that depends on no parameter and is in no subgraph.
     pub(crate) fn none() -> Self {
         Self {
@@ -54,7 +50,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
     }
 
     /// The origins of a tensor that enters a subgraph.
-    pub(crate) fn within(subgraph: Arc<S>) -> Self {
+    pub(crate) fn within(subgraph: Arc<Subgraph<B>>) -> Self {
         Self {
             subgraph: Some(subgraph),
             ..Self::none()
@@ -62,7 +58,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
     }
 
     /// The origins of a parameter that enters a subgraph, where its armed sets are these.
-    pub(crate) fn of_all(armed_sets: Arc<[Arc<ArmedSet<B>>]>, subgraph: Arc<S>) -> Self {
+    pub(crate) fn of_all(armed_sets: Arc<[Arc<ArmedSet<B>>]>, subgraph: Arc<Subgraph<B>>) -> Self {
         Self {
             armed_sets: Some(armed_sets),
             ..Self::within(subgraph)
@@ -77,7 +73,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
         self.is_mask
     }
 
-    pub(crate) fn subgraph(&self) -> Option<&Arc<S>> {
+    pub(crate) fn subgraph(&self) -> Option<&Arc<Subgraph<B>>> {
         self.subgraph.as_ref()
     }
 
@@ -139,17 +135,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
     }
 }
 
-impl<B: Backend, S> Clone for Origins<B, S> {
-    fn clone(&self) -> Self {
-        Self {
-            armed_sets: self.armed_sets.clone(),
-            subgraph: self.subgraph.clone(),
-            is_mask: self.is_mask,
-        }
-    }
-}
-
-impl<B: Backend, S: Numbered> std::fmt::Debug for Origins<B, S> {
+impl<B: Backend> std::fmt::Debug for Origins<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Origins")
             .field("armed_sets", &self.armed_sets().len())

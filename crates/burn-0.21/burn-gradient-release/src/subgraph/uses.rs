@@ -24,6 +24,7 @@ use crate::{
 };
 
 /// The uses of one subgraph.
+#[derive(Default)]
 pub(crate) struct Uses<B: Backend> {
     /// The leaves of the segment's results.
     results: HashSet<NodeId>,
@@ -34,7 +35,6 @@ pub(crate) struct Uses<B: Backend> {
     placeholder: Option<FloatTensor<B>>,
 }
 
-/// A use with a node of its own.
 pub(crate) struct UseNode<B: Backend> {
     pub(crate) id: NodeId,
     passing: SharedPassing<B>,
@@ -44,6 +44,7 @@ pub(crate) struct UseNode<B: Backend> {
 pub(crate) type Waiting<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
 
 /// How an operation's contributions to one gradient are passed on.
+#[derive(Default)]
 struct Passing<B: Backend> {
     /// In the order of its operands.
     nodes: Vec<NodeId>,
@@ -56,13 +57,8 @@ struct Passing<B: Backend> {
 type SharedPassing<B> = Arc<Mutex<Passing<B>>>;
 
 /// The tensors among the known operands of an operation, which may use one twice.
+#[derive(Default)]
 pub(crate) struct KnownOperands<B: Backend>(Vec<(NodeId, Option<SharedPassing<B>>)>);
-
-impl<B: Backend> KnownOperands<B> {
-    pub(crate) fn new() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<B: Backend> UseNode<B> {
     /// Sets whether the contribution stays here, or goes on to the tensor.
@@ -81,17 +77,6 @@ impl<B: Backend> UseNode<B> {
     }
 }
 
-impl<B: Backend> Passing<B> {
-    fn new() -> Self {
-        Self {
-            nodes: Vec::new(),
-            is_apart: false,
-            before: Vec::new(),
-            after: Vec::new(),
-        }
-    }
-}
-
 /// Adds the contributions that were not added elsewhere to the gradient of a node.
 pub(crate) fn add_waiting<B: Backend>(
     id: NodeId,
@@ -107,15 +92,6 @@ pub(crate) fn add_waiting<B: Backend>(
 }
 
 impl<B: Backend> Uses<B> {
-    pub(crate) fn new() -> Self {
-        Self {
-            results: HashSet::new(),
-            orders: HashSet::new(),
-            nodes: HashMap::new(),
-            placeholder: None,
-        }
-    }
-
     /// Notes the leaf of a result of the segment.
     pub(crate) fn add_result(&mut self, leaf: NodeId) {
         self.results.insert(leaf);
@@ -127,7 +103,6 @@ impl<B: Backend> Uses<B> {
         nodes.flat_map(|(of, nodes)| nodes.iter().map(|node| (*of, node)))
     }
 
-    /// The uses of a tensor that have a node.
     pub(crate) fn of(&self, tensor: NodeId) -> &[UseNode<B>] {
         self.nodes.get(&tensor).map_or(&[], Vec::as_slice)
     }
@@ -147,7 +122,7 @@ impl<B: Backend> Uses<B> {
             Some((_, passing)) => passing,
             None => {
                 let is_needed = self.results.contains(&of) || !self.orders.insert((of, order));
-                let passing = is_needed.then(|| Arc::new(Mutex::new(Passing::new())));
+                let passing = is_needed.then(SharedPassing::<B>::default);
                 known.0.push((of, passing.clone()));
                 passing
             }
@@ -211,7 +186,7 @@ mod tests {
         tensor: &AdTensor<Flex>,
         count: usize,
     ) -> Vec<AdTensor<Flex>> {
-        let mut known = KnownOperands::new();
+        let mut known = KnownOperands::default();
         let mut operand = || {
             let operand = uses.operand(tensor, 1, &mut known);
             operand.unwrap_or_else(|| tensor.clone())
@@ -241,9 +216,9 @@ mod tests {
 
     #[test]
     fn the_second_use_of_one_order_has_a_node() {
-        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
         let mut has_node = |order| {
-            let node = uses.operand(&leaf, order, &mut KnownOperands::new());
+            let node = uses.operand(&leaf, order, &mut KnownOperands::default());
             node.is_some_and(|node| node.node.id != leaf.node.id)
         };
         assert!(!has_node(1) && !has_node(2));
@@ -252,10 +227,10 @@ mod tests {
 
     #[test]
     fn each_use_of_a_result_has_a_node() {
-        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
         uses.add_result(leaf.node.id);
         let ids: HashSet<_> = (1..4)
-            .map(|order| uses.operand(&leaf, order, &mut KnownOperands::new()))
+            .map(|order| uses.operand(&leaf, order, &mut KnownOperands::default()))
             .map(|node| node.expect("it has one").node.id)
             .collect();
         assert_eq!(ids.len(), 3);
@@ -264,14 +239,14 @@ mod tests {
 
     #[test]
     fn an_operation_that_takes_a_tensor_twice_uses_it_once() {
-        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
         let ids = operands(&mut uses, &leaf, 2);
         assert!(ids.iter().all(|operand| operand.node.id == leaf.node.id));
     }
 
     #[test]
     fn contributions_of_one_operation_add_up_in_the_order_of_its_operands() {
-        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
         uses.add_result(leaf.node.id);
         let operands = operands(&mut uses, &leaf, 3);
         let operation = operation(operands, &[LARGE, -LARGE, 1.0]);
@@ -282,7 +257,7 @@ mod tests {
     #[test]
     fn a_contribution_between_two_of_one_order() {
         for is_first in [true, false] {
-            let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+            let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
             let [without, with] = [(); 2].map(|()| operands(&mut uses, &leaf, 1));
             let [node] = uses.of(leaf.node.id) else {
                 panic!("one has a node");
@@ -304,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_contribution_kept_apart_stays_under_its_node() {
-        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::default());
         uses.add_result(leaf.node.id);
         let operand = operands(&mut uses, &leaf, 1);
         uses.of(leaf.node.id)[0].set_apart(true);

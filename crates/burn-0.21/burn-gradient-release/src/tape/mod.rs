@@ -51,7 +51,6 @@ pub(crate) fn handle<B: Backend>(
     handle
 }
 
-/// A tensor that is not on the tape.
 pub(crate) fn off_tape<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
     // `Autodiff::from_inner` does the same, but has more bounds with the feature `distributed`.
     AdTensor::<B>::new(value)
@@ -81,12 +80,10 @@ pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
 }
 
-/// Size of a tensor in bytes.
 pub(crate) fn bytes<B: Backend>(value: &FloatTensor<B>) -> u64 {
     (value.shape().num_elements() * value.dtype().size()) as u64
 }
 
-/// A new leaf.
 pub(crate) fn leaf<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
     Autodiff::<B>::float_set_require_grad(off_tape::<B>(value), true)
 }

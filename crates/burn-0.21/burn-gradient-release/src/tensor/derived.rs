@@ -44,6 +44,7 @@ pub(crate) type Function<B> = Arc<dyn Fn(Operands<B>) -> AdTensor<B> + Send + Sy
 pub(crate) const MAX_DEPTH: usize = 100;
 
 /// A tensor computed from armed parameters and nothing else.
+#[derive(Clone)]
 pub(crate) struct Derived<B: Backend> {
     value: FloatTensor<B>,
     placeholder: Arc<Placeholder<B>>,
@@ -315,15 +316,6 @@ impl<B: Backend> Expression<B> {
         let operands = operands?.into_iter().map(|value| untracked::<B>(value, 0));
         let operands: Vec<_> = operands.collect();
         Some((self.function)(operands.into_iter()).primitive)
-    }
-}
-
-impl<B: Backend> Clone for Derived<B> {
-    fn clone(&self) -> Self {
-        Self {
-            value: self.value.clone(),
-            placeholder: self.placeholder.clone(),
-        }
     }
 }
 

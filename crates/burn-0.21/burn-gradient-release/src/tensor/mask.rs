@@ -60,7 +60,6 @@ impl<B: Backend> Mask<B> {
         (words * size_of::<i32>()) as u64
     }
 
-    /// The original tensor.
     pub(crate) fn unpack(&self) -> FloatTensor<B> {
         let device = match self.words.first() {
             Some(words) => words.device(),

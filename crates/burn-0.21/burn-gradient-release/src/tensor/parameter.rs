@@ -45,6 +45,7 @@ pub(crate) struct Snapshot<B: Backend> {
 
 /// The place of a leaf on the tape, which outlives an arming: a forward pass under one arming may
 /// be run backward under the next.
+#[derive(Clone)]
 pub(crate) struct Site<B: Backend> {
     pub(crate) consumers: Arc<Consumers<B>>,
     pub(crate) origins: Origins<B>,
@@ -233,16 +234,6 @@ impl<B: Backend> Snapshot<B> {
             guard.check();
         }
         self.leaf
-    }
-}
-
-impl<B: Backend> Clone for Site<B> {
-    fn clone(&self) -> Self {
-        Self {
-            consumers: self.consumers.clone(),
-            origins: self.origins.clone(),
-            tracer: self.tracer.clone(),
-        }
     }
 }
 

@@ -10,12 +10,10 @@ use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTen
 use crate::{
     planner::trace::{TracePosition, Traced, Tracer},
     subgraph::order::{Consumer, Edge, Target},
-    tensor::mask::Mask,
-};
-use crate::{
     subgraph::{Origins, Recording, Subgraph},
     tape::{self, AdTensor, untracked},
     tensor::derived::{Function, Operands},
+    tensor::mask::Mask,
     tensor::parameter::Snapshot,
     util::discard::discard,
     util::lock::{get_mut, lock},
@@ -44,6 +42,7 @@ pub(crate) struct Replayable<B: Backend> {
 }
 
 /// One result of an operation.
+#[derive(Clone)]
 pub(crate) struct Output<B: Backend> {
     pub(crate) node: Arc<Node<B>>,
     pub(crate) index: usize,
@@ -320,7 +319,6 @@ impl<B: Backend> Replayable<B> {
         self.segment().tracer.as_ref()
     }
 
-    /// Number of the segment.
     pub(crate) fn number(&self) -> u64 {
         self.segment().number
     }
@@ -398,7 +396,6 @@ impl<B: Backend> Drop for Node<B> {
 }
 
 impl<B: Backend> Output<B> {
-    /// Unique key of this output.
     pub(crate) fn key(&self) -> (u64, usize) {
         (self.node.sequence, self.index)
     }
@@ -410,15 +407,6 @@ impl<B: Backend> Output<B> {
     /// The tracer that created the segment; `None` inside `checkpoint`.
     pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.node.segment.tracer.as_ref()
-    }
-}
-
-impl<B: Backend> Clone for Output<B> {
-    fn clone(&self) -> Self {
-        Self {
-            node: self.node.clone(),
-            index: self.index,
-        }
     }
 }
 

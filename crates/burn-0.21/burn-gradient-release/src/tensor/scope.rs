@@ -11,7 +11,6 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
-/// An open scope.
 struct Scope {
     number: u64,
     /// A segment for each backend that computes in it; the type of a thread local cannot name them.

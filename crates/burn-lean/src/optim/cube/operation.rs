@@ -52,7 +52,6 @@ impl Operation {
         }
     }
 
-    /// The shapes and types of the outputs.
     pub(super) fn outputs(&self, parameter: &Shape) -> Vec<(Shape, DType)> {
         match self {
             Self::Step { states, .. } => {

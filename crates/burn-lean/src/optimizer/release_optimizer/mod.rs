@@ -209,7 +209,6 @@ impl ReleaseOptimizer {
         Ok(survey)
     }
 
-    /// Checks the settings for a step of this model.
     fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
         let stepper = &mut *self.session.stepper();
         stepper.gradients.check_settings()?;

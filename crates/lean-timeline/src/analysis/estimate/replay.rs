@@ -174,7 +174,6 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The peak.
     pub(super) fn peak(&self, steps: &[Step]) -> u64 {
         let first = self.ticks.start;
         let last = self.ticks.end.saturating_sub(1);

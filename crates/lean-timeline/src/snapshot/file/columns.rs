@@ -246,7 +246,6 @@ impl Samples {
     }
 }
 
-/// Checks that all columns have the same length.
 fn lengths(of: &str, count: usize, columns: &[usize]) -> Result<(), String> {
     match columns.iter().find(|column| **column != count) {
         None => Ok(()),
@@ -254,7 +253,6 @@ fn lengths(of: &str, count: usize, columns: &[usize]) -> Result<(), String> {
     }
 }
 
-/// The running sums of `differences`.
 fn sums(differences: impl Iterator<Item = u64>, of: &str) -> Result<Vec<u64>, String> {
     let mut sum = 0_u64;
     differences

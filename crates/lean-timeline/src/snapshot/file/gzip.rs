@@ -18,7 +18,6 @@ use crate::snapshot::{
 /// The two bytes that every gzip begins with.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Writes a snapshot as gzip of JSON.
 pub(super) fn compress(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
     let mut gzip = BufWriter::new(GzEncoder::new(to, Compression::default()));
     serde_json::to_writer(&mut gzip, &Contents::of(snapshot))?;

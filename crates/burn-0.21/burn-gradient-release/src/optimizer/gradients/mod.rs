@@ -18,6 +18,7 @@ use burn::{
 use lean_arithmetic::{
     OutOfRange,
     norm::{coefficient_for, global_norm, ratio},
+    scaling::SharedLossScale,
 };
 
 use self::{
@@ -36,7 +37,7 @@ pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
 #[derive(Clone, Debug, Default)]
 pub(super) struct GradientPolicy {
     pub(super) clipping: Option<NormClipping>,
-    pub(super) scaler: Option<LossScaler>,
+    pub(super) scaler: Option<SharedLossScale>,
     pub(super) measures_norm: bool,
     pub(super) stops_at_non_finite: bool,
     averages: Arc<Mutex<Averages>>,
@@ -80,7 +81,7 @@ impl GradientPolicy {
 
     /// Refuses steps that the scaler would all skip.
     pub(super) fn check_scale(&self) -> Result<(), ReleaseError> {
-        let exhausted = self.scaler.as_ref().and_then(LossScaler::exhausted);
+        let exhausted = self.scaler.as_ref().and_then(SharedLossScale::exhausted);
         exhausted.map_or(Ok(()), |scale| Err(ReleaseError::LossScale { scale }))
     }
 
@@ -89,10 +90,14 @@ impl GradientPolicy {
         self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
     }
 
-    /// Refuses gradients that the scaler cannot unscale.
+    /// Refuses gradients that the scaler cannot unscale: of a loss that was not scaled, and sums of
+    /// several scales.
     pub(super) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
-        let scaler = self.scaler.as_ref();
-        scaler.map_or(Ok(()), |scaler| scaler.check_scaled(has_sums))
+        match &self.scaler {
+            Some(scaler) if !scaler.is_asked() => Err(ReleaseError::NotScaled),
+            Some(scaler) if has_sums && scaler.is_mixed() => Err(ReleaseError::SeveralScales),
+            _ => Ok(()),
+        }
     }
 
     /// Called between the two passes of a step.
@@ -107,7 +112,7 @@ impl GradientPolicy {
         let averages = lock(&self.averages).clone();
         Self {
             averages: Arc::new(Mutex::new(averages)),
-            scaler: self.scaler.clone().map(LossScaler::for_optimizer),
+            scaler: self.scaler.clone().map(SharedLossScale::for_optimizer),
             ..self.clone()
         }
     }
@@ -115,14 +120,17 @@ impl GradientPolicy {
     pub(super) fn to_record(&self) -> GradientRecord {
         GradientRecord {
             averages: lock(&self.averages).clone(),
-            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
+            loss_scaler: self
+                .scaler
+                .as_ref()
+                .map(|scaler| LossScalerRecord(scaler.to_record())),
         }
     }
 
     pub(super) fn load_record(&self, record: GradientRecord) {
         *lock(&self.averages) = record.averages;
         if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
-            scaler.load_record(record);
+            scaler.load_record(record.0);
         }
     }
 

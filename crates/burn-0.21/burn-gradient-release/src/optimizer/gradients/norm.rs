@@ -15,13 +15,8 @@ use crate::util::lock::lock;
 /// The squared norms of the gradients of one step, as they come.
 ///
 /// They stay on the device until [`read`](Self::read), which waits once for all of them.
+#[derive(Default)]
 pub(crate) struct SquaredNorms<B: Backend>(Mutex<HashMap<ParamId, Tensor<B, 1>>>);
-
-impl<B: Backend> Default for SquaredNorms<B> {
-    fn default() -> Self {
-        Self(Mutex::new(HashMap::new()))
-    }
-}
 
 impl<B: Backend> SquaredNorms<B> {
     fn found(&self) -> MutexGuard<'_, HashMap<ParamId, Tensor<B, 1>>> {

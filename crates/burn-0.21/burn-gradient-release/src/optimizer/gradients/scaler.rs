@@ -1,52 +1,10 @@
 //! Loss scaling.
 
-use burn::{
-    config::Config,
-    tensor::{Tensor, backend::Backend},
-};
-use lean_arithmetic::{
-    OutOfRange,
-    scaling::{LossScale, LossScaleRule, SharedLossScale},
-};
+use burn::tensor::{Tensor, backend::Backend};
+use lean_arithmetic::scaling::{LossScale, SharedLossScale};
 use serde::{Deserialize, Serialize};
 
-use crate::error::ReleaseError;
-
-/// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
-/// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
-///
-/// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales the gradients up, and the
-/// optimizer divides them by the scale, in 32 bits, before it clips and steps. If a gradient has
-/// overflown, the step is skipped and the scale falls; after `growth_interval` steps without
-/// overflow, it rises. It stays between 2^-24 and 2^126; where a gradient overflows at the least
-/// scale, steps are refused from then on. bf16 has the range of fp32 and needs no scaling.
-#[derive(Config, Debug, Copy, PartialEq)]
-pub struct LossScalerConfig {
-    /// The first scale.
-    #[config(default = 65536.0)]
-    pub init_scale: f64,
-    /// Factor by which the scale grows.
-    #[config(default = 2.0)]
-    pub growth_factor: f64,
-    /// Factor by which the scale shrinks after an overflow.
-    #[config(default = 0.5)]
-    pub backoff_factor: f64,
-    /// Steps without overflow before the scale rises.
-    #[config(default = 2000)]
-    pub growth_interval: usize,
-}
-
-impl LossScalerConfig {
-    /// A scaler at its first scale.
-    pub fn init(&self) -> LossScaler {
-        LossScaler(SharedLossScale::new(LossScaleRule {
-            init_scale: self.init_scale,
-            growth_factor: self.growth_factor,
-            backoff_factor: self.backoff_factor,
-            growth_interval: self.growth_interval,
-        }))
-    }
-}
+lean_arithmetic::loss_scaler_configuration!();
 
 /// Scales losses for an optimizer [with this scaler](crate::ReleaseOptimizer::with_loss_scaler).
 /// Clones share the scale: keep one to scale the loss with.
@@ -57,11 +15,11 @@ impl LossScalerConfig {
 /// that steps more often: its sums would be of several scales, and are refused
 /// ([`SeveralScales`](crate::ReleaseError::SeveralScales)).
 #[derive(Clone, Debug)]
-pub struct LossScaler(SharedLossScale);
+pub struct LossScaler(pub(crate) SharedLossScale);
 
 /// State of a [`LossScaler`], to resume with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LossScalerRecord(LossScale);
+pub struct LossScalerRecord(pub(super) LossScale);
 
 impl LossScaler {
     /// The loss to run backward from.
@@ -72,53 +30,5 @@ impl LossScaler {
     /// The current scale.
     pub fn current(&self) -> f64 {
         self.0.current()
-    }
-
-    /// The scaler as an optimizer holds it.
-    pub(crate) fn for_optimizer(self) -> Self {
-        Self(self.0.for_optimizer())
-    }
-
-    /// Factor that unscales a gradient.
-    pub(super) fn inverse(&self) -> f64 {
-        self.0.inverse()
-    }
-
-    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
-        self.0.out_of_range()
-    }
-
-    /// The scale if all further steps would be skipped.
-    pub(super) fn exhausted(&self) -> Option<f64> {
-        self.0.exhausted()
-    }
-
-    /// Begins another pass of the same step, whose loss must be scaled, too.
-    pub(super) fn begin_pass(&self) {
-        self.0.begin_pass();
-    }
-
-    /// Whether gradients can be unscaled: of losses that were scaled, and alike if they are added up.
-    pub(super) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
-        if !self.0.is_asked() {
-            return Err(ReleaseError::NotScaled);
-        }
-        match has_sums && self.0.is_mixed() {
-            true => Err(ReleaseError::SeveralScales),
-            false => Ok(()),
-        }
-    }
-
-    /// Ends a step. Returns its scale.
-    pub(super) fn update(&self, has_overflown: bool) -> f64 {
-        self.0.update(has_overflown)
-    }
-
-    pub(super) fn to_record(&self) -> LossScalerRecord {
-        LossScalerRecord(self.0.to_record())
-    }
-
-    pub(super) fn load_record(&self, record: LossScalerRecord) {
-        self.0.load_record(record.0);
     }
 }

@@ -221,7 +221,7 @@ where
     /// The scale falls in both cases. If a gradient overflows at the least scale, further steps are
     /// refused ([`LossScale`](ReleaseError::LossScale)).
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
-        self.stepper.gradients.scaler = Some(scaler.for_optimizer());
+        self.stepper.gradients.scaler = Some(scaler.0.for_optimizer());
         self
     }
 

@@ -82,10 +82,10 @@ where
             plan,
         };
         let (mut report, model) = finish::finish(&stepping, is_skipped, session, model, grads);
-        report.set_recomputed(Recomputed {
+        report.recomputed = Recomputed {
             planned_bytes: tracer.and_then(|tracer| tracer.planned_bytes()),
             ..recomputed.unwrap_or_default()
-        });
+        };
         self.state.finish(report);
         let Some(rate) = &mut self.rate else {
             return model;
