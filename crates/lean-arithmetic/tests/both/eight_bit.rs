@@ -136,7 +136,7 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                         .iter()
                         .zip(rounded)
                         .map(|(exact, x)| (exact - x).abs());
-                    let error = errors.fold(0.0, f32::max);
+                    let error = errors.max_by(f32::total_cmp).unwrap();
                     // Between the largest two codes: half of 2 / 127 to the nearest, and all of
                     // 4 / 255 with noise.
                     let limit = if is_signed { 1.0 / 127.0 } else { 4.0 / 255.0 } * most;
