@@ -1,20 +1,13 @@
 //! Moments in 8 bits on the device: the weights of the processor up to rounding, and its codes but
 //! for a few.
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
 use burn::nn::Embedding;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, SgdConfig, SimpleOptimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
 use burn_gradient_release_optim::{EightBitMoments, InOnePass, LionConfig, StableAdamWConfig};
 
 use super::Inner;
 use super::one_pass::{PER_STEP, gradient, keeps_what_is_shared, numbers};
-use crate::harness::run::RATE;
-use crate::harness::{noise, turn};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 6;
 

@@ -1,22 +1,15 @@
 //! The optimizers of `burn-gradient-release-optim` in one pass on the device: Burn's weights up to rounding,
 //! and nobody's buffer but their own.
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig, SimpleOptimizer,
-};
-use burn::tensor::{DType, Tensor, backend::Backend};
+use burn::optim::{AdaGradConfig, AdanConfig, RmsPropConfig};
+use burn::tensor::DType;
 use burn_gradient_release_optim::{
     AccumulateInMoments, Format, InOnePass, Kind, LeanBackend, LionConfig, MomentDecay,
     RAdamConfig, StableAdamWConfig, Types,
 };
 
 use super::Inner;
-use crate::harness::run::RATE;
-use crate::harness::{noise, turn};
+use crate::harness::prelude::*;
 
 pub(super) const STEPS: u64 = 20;
 
