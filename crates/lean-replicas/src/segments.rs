@@ -125,12 +125,7 @@ mod tests {
             });
             pending.wait().unwrap()
         });
-        assert!(
-            gathered[0]
-                .iter()
-                .enumerate()
-                .all(|(rank, bytes)| *bytes == of(rank))
-        );
+        assert!(gathered[0] == [0, 1, 2].map(of));
         assert!(gathered[1].iter().all(Vec::is_empty));
     }
 }

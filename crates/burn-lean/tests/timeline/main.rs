@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -434,39 +433,5 @@ fn estimates_hold() {
         let (both, _) = recorded(release, size, plain);
         let foretold = [estimate.least - begin, estimate.most - begin];
         assert!(is_foretold(peak(&both), foretold));
-    }
-}
-
-/// The time of a step with a recording, in relation to one without.
-#[test]
-#[ignore = "a measurement"]
-fn cost() {
-    const ROUNDS: usize = 5;
-    let _alone = alone();
-    for (width, batch) in [(64, 8), (384, 16)] {
-        let mut optim = Optimizer::release();
-        let (mut blocks, x) = (vec![model(12, width)], input(batch, width));
-        let mut step = || {
-            let start = Instant::now();
-            let model = optim.step(blocks.remove(0), x.clone(), plain);
-            blocks.push(model);
-            start.elapsed()
-        };
-        step();
-        let mut times = [Vec::new(), Vec::new()];
-        for _ in 0..ROUNDS {
-            times[0].push(step());
-            let recording = Recorder::new("cost").with_steps(0..1).start().unwrap();
-            times[1].push(step());
-            let ticks = recording.finish().unwrap().times.len();
-            times[0].push(step());
-            println!("{ticks} events, {:?}", times[1].last());
-        }
-        let [without, with] = times.map(|mut times| {
-            times.sort_unstable();
-            times[times.len() / 2]
-        });
-        let ratio = with.as_secs_f64() / without.as_secs_f64();
-        println!("width {width}: {without:?} without, {with:?} with, ratio {ratio:.3}");
     }
 }

@@ -95,12 +95,11 @@ fn sums(grads: &[Tensor<2>]) -> impl Iterator<Item = Tensor<2>> {
     })
 }
 
+/// NaN, if there is one.
 fn largest_difference(one: &[f32], other: &[f32]) -> f32 {
-    let differences = one
-        .iter()
-        .zip(other)
-        .map(|(one, other)| (one - other).abs());
-    differences.fold(0.0, f32::max)
+    let pairs = one.iter().zip(other);
+    let differences = pairs.map(|(one, other)| (one - other).abs());
+    differences.max_by(f32::total_cmp).unwrap()
 }
 
 /// The velocity takes in the parts of a sum as it would take in the sum: another order of the same

@@ -134,7 +134,7 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                         .iter()
                         .zip(rounded)
                         .map(|(exact, x)| (exact - x).abs());
-                    let error = errors.fold(0.0, f32::max);
+                    let error = errors.max_by(f32::total_cmp).unwrap();
                     // Between the largest two codes.
                     let is_signed = format == Format::EightBit(Kind::Signed);
                     let limit = if is_signed { 2.0 / 127.0 } else { 4.0 / 255.0 } * most;

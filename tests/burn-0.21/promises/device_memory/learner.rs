@@ -1,20 +1,14 @@
 //! The `Learner` on the device: its metric shows the device's peak.
 
-use burn::optim::{AdamConfig, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::{Learner, SupervisedTraining};
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_train::metric::PeakMemoryMetric;
 use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 
 use super::Metered;
 use super::device_memory::{Device, P, R, memory};
-use crate::harness::Weights;
 use crate::harness::learner::{RegressionModel, Renderer, Strategy, Task, Training, WeightLog};
-use crate::harness::memory::parameter_bytes;
-use crate::harness::models::Size;
-use crate::harness::run::RATE;
+use crate::harness::prelude::*;
 
 /// The weights at the end, and the peaks that were shown, in bytes, where there was one.
 fn train<B, O>(

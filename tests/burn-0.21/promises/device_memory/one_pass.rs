@@ -1,21 +1,14 @@
 //! In one pass a step needs nothing but the gradient.
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::Module;
-use burn::nn::{Embedding, Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamWConfig, RmsPropConfig, SimpleOptimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, activation::relu};
-use burn_gradient_release::WithGradientRelease;
+use burn::nn::Embedding;
+use burn::optim::RmsPropConfig;
+use burn::tensor::activation::relu;
 use burn_gradient_release_device_memory::DeviceMemory;
 use burn_gradient_release_optim::{EightBitMoments, InOnePass, StableAdamWConfig};
 
 use super::training::{Scales, measure};
 use super::{Metered, R, memory};
-use crate::harness::models::{Scenario, Size};
-use crate::harness::noise;
-use crate::harness::run::{RATE, Start};
+use crate::harness::prelude::*;
 
 /// Numbers in a kernel's arguments, sums, the loss: everything that is no tensor of weight size.
 const SLACK: u64 = 1024 * 1024 / 10;

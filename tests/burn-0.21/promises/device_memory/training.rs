@@ -2,19 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Module, Param};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_device_memory::DeviceMemory;
 
 use super::{ELEMENT_WISE, MATRICES, P, R, memory};
-use crate::harness::memory::parameter_bytes;
-use crate::harness::models::{Mlp, Scenario, Size};
-use crate::harness::run::{RATE, Start, trainable};
-use crate::harness::{Hooked, Weights, noise};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 10;
 

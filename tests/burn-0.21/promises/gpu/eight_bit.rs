@@ -1,22 +1,13 @@
 //! Moments in 8 bits on the device: the weights of the processor up to rounding, and its codes but
 //! for a few.
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
 use burn::nn::Embedding;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, SgdConfig, SimpleOptimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn_gradient_release_optim::{
-    EightBitMoments, InOnePass, LionConfig, Moment, StableAdamWConfig,
-};
+use burn_gradient_release_optim::{EightBitMoments, InOnePass, LionConfig, StableAdamWConfig};
 
 use super::Inner;
-use super::one_pass::{PER_STEP, gradient, numbers};
-use crate::harness::run::RATE;
-use crate::harness::{noise, turn};
+use super::one_pass::{PER_STEP, gradient, keeps_what_is_shared, numbers};
+use crate::harness::prelude::*;
 
 const STEPS: u64 = 6;
 
@@ -108,32 +99,10 @@ fn weights_and_codes_are_as_on_the_processor() {
     check!("stable adamw", StableAdamWConfig::new().build());
 }
 
-/// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
 #[test]
 fn what_is_shared_keeps_its_numbers() {
-    turn::take::<Inner>();
-    let shape = [60, 130];
-    let optimizer = AdamWConfig::new()
-        .in_one_pass()
-        .with_8_bit_moments(&Vec::<Embedding<Flex>>::new());
-    let weight = || noise::<Inner, 2>(99, shape, &Default::default());
-    let run = |steps: u64| {
-        (0..steps).fold((weight(), None), |(weight, state), step| {
-            optimizer.step(RATE, weight, gradient(step, shape), state)
-        })
-    };
-    let (held_weight, held) = run(2);
-    let (next, _) = optimizer.step(RATE, held_weight.clone(), gradient(2, shape), held.clone());
-    assert!(numbers(next) == numbers(run(3).0));
-    let (weight, state) = run(2);
-    assert!(numbers(held_weight) == numbers(weight));
-    let moments = |state: Option<_>| {
-        let state: burn_gradient_release_optim::AdamWState<Inner> = state.expect("stepped");
-        [state.momentum.moment_1, state.momentum.moment_2]
-            .map(|moment: Moment<Inner>| numbers(moment.to_tensor::<2>()))
-    };
-    let (held, again) = (moments(held), moments(state));
-    assert!(held == again && held[0].iter().any(|number| *number != 0.0));
+    let none = Vec::<Embedding<Flex>>::new();
+    keeps_what_is_shared(AdamWConfig::new().in_one_pass().with_8_bit_moments(&none));
 }
 
 /// A number that is not finite is its weight, and leaves the others of its block as they are.

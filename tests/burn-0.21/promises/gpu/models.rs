@@ -1,14 +1,10 @@
 //! As `equality`, with more models.
 
-use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn::nn::DropoutConfig;
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::checkpoint;
 
 use super::equality::same;
 use super::{Inner, TOLERANCE};
-use crate::harness::models::*;
-use crate::harness::{Plain, Release, noise, turn};
+use crate::harness::prelude::*;
 use crate::recompute;
 
 macro_rules! weights_are_plain_burns {

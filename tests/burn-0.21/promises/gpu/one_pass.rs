@@ -1,22 +1,15 @@
 //! The optimizers of `burn-gradient-release-optim` in one pass on the device: Burn's weights up to rounding,
 //! and nobody's buffer but their own.
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig, SimpleOptimizer,
-};
-use burn::tensor::{DType, Tensor, backend::Backend};
+use burn::optim::{AdaGradConfig, AdanConfig, RmsPropConfig};
+use burn::tensor::DType;
 use burn_gradient_release_optim::{
     AccumulateInMoments, Format, InOnePass, Kind, LeanBackend, LionConfig, MomentDecay,
     RAdamConfig, StableAdamWConfig, Types,
 };
 
 use super::Inner;
-use crate::harness::run::RATE;
-use crate::harness::{noise, turn};
+use crate::harness::prelude::*;
 
 pub(super) const STEPS: u64 = 20;
 
@@ -230,15 +223,24 @@ fn clipping_is_part_of_the_pass() {
     }
 }
 
-/// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
 #[test]
 fn what_is_shared_keeps_its_numbers() {
+    let optimizer = AdamWConfig::new().in_one_pass();
+    keeps_what_is_shared(optimizer.clone());
+    // The same tensor as weight and as gradient.
+    let weight = || noise::<Inner, 2>(99, [60, 130], &Default::default());
+    let shared = weight();
+    let (twice, _) = optimizer.step(RATE, shared.clone(), shared, None);
+    let (once, _) = optimizer.step(RATE, weight(), weight(), None);
+    assert_eq!(numbers(twice), numbers(once));
+}
+
+/// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
+pub(super) fn keeps_what_is_shared(optimizer: impl SimpleOptimizer<Inner>) {
     turn::take::<Inner>();
     let shape = [60, 130];
-    let config = AdamWConfig::new();
-    let mut alone = Run::<_, Inner, 2>::new(config.in_one_pass(), shape);
-    let mut run = alone.clone();
-    run.weight = Some(noise(99, shape, &Default::default()));
+    let new = || Run::<_, Inner, 2>::new(optimizer.clone(), shape);
+    let (mut alone, mut run) = (new(), new());
     let mut held = Vec::new();
     for step in 0..4 {
         alone.step(step, gradient(step, shape));
@@ -253,18 +255,10 @@ fn what_is_shared_keeps_its_numbers() {
         assert_eq!(numbers(grad.clone()), numbers(same));
         // Its states are those of its time as well.
         held.step(step, grad);
-        let mut again = Run::<_, Inner, 2>::new(config.in_one_pass(), shape);
+        let mut again = new();
         (0..=step).for_each(|step| again.step(step, gradient(step, shape)));
         assert_eq!(held.weights(), again.weights(), "step {step}");
     }
-    // The same tensor as weight and as gradient.
-    let weight: Tensor<Inner, 2> = noise(99, shape, &Default::default());
-    let (twice, _) = config
-        .in_one_pass()
-        .step(RATE, weight.clone(), weight, None);
-    let weight = || noise::<Inner, 2>(99, shape, &Default::default());
-    let (once, _) = config.in_one_pass().step(RATE, weight(), weight(), None);
-    assert_eq!(numbers(twice), numbers(once));
 }
 
 /// Types that the pass does not do are stepped by Burn's operations.

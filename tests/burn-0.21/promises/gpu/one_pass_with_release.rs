@@ -1,17 +1,11 @@
 //! Optimizers in one pass with gradient release on the device: plain Burn's weights up to rounding.
 
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig, SimpleOptimizer};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_optim::InOnePass;
 
 use super::Inner;
 use super::one_pass::STEPS;
-use crate::harness::models::{Mlp, Scenario, Size, Tied, Transformer};
-use crate::harness::run::{RATE, Start, ordinary_step};
-use crate::harness::{Plain, Release, Weights, turn};
+use crate::harness::prelude::*;
 
 /// Plain Burn with one optimizer, release with the other in one pass.
 fn near_with_release<S: Scenario>(

@@ -5,25 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::backend::Flex;
-use burn::module::{Module, ParamId};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
-use burn_gradient_release::{
-    GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseOptimizer,
-    WithGradientRelease,
-};
+use burn_gradient_release::{GradientReduction, PendingGradient, Recipients, ReductionError};
 use burn_gradient_release_data_parallel::{DataParallel, Replicas};
 
-use crate::harness::models::{Mlp, Scenario, Size};
+use crate::harness::prelude::*;
 use crate::harness::ranks::failing_ranks;
-use crate::harness::run::Start;
-use crate::harness::{Hooked, Release, noise};
-
-type R = Release<Flex>;
 
 /// How long it may take until all processes are gone.
 const AT_MOST: Duration = Duration::from_secs(10);

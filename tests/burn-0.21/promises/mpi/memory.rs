@@ -2,22 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
 use burn_gradient_release_data_parallel::DataParallel;
 
 use super::reference::{mean_grads, share};
-use crate::ALLOCATIONS;
-use crate::harness::memory::parameter_bytes;
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
+use crate::harness::prelude::*;
 use crate::harness::ranks::ranks;
-use crate::harness::run::RATE;
-use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights};
 
-type P = Plain<Flex>;
-type R = Release<Flex>;
 type Adam = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
 
 /// Two segments of a gradient in flight, names, and threads.

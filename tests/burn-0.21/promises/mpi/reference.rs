@@ -1,17 +1,8 @@
 //! One process that trains on the shares of all replicas, with plain Burn.
 
-use burn::backend::Flex;
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Tensor;
 use burn::tensor::activation::tanh;
-use burn::tensor::backend::AutodiffBackend;
 
-use crate::harness::models::{Scenario, Size};
-use crate::harness::{Plain, noise};
-
-type P = Plain<Flex>;
+use crate::harness::prelude::*;
 
 /// The batch of a replica.
 pub(crate) fn share(step: u64, rank: usize, size: usize) -> u64 {
@@ -76,7 +67,7 @@ impl ModuleVisitor<Flex> for Mean {
 
 /// A model with a frozen layer, an unused one, and one that is used twice.
 #[derive(Module, Debug)]
-pub(crate) struct PartsModel<B: burn::tensor::backend::Backend> {
+pub(crate) struct PartsModel<B: Backend> {
     first: Linear<B>,
     frozen: Linear<B>,
     spare: Linear<B>,

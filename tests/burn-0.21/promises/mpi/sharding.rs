@@ -2,22 +2,13 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
-use burn::module::Module;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
-use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_data_parallel::DataParallel;
 
 use super::reference::{mean_grads, share};
-use crate::harness::models::{Scenario, Size, Transformer};
+use crate::harness::prelude::*;
 use crate::harness::ranks::ranks;
-use crate::harness::run::{RATE, Start};
-use crate::harness::weights::{readable, save};
-use crate::harness::{Plain, Release, Weights};
 
-type P = Plain<Flex>;
-type R = Release<Flex>;
 type S = Transformer;
 
 const STEPS: u64 = 6;

@@ -3,30 +3,14 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, MuonConfig, Optimizer,
-    RmsPropConfig, SgdConfig, momentum::MomentumConfig,
-};
-use burn::tensor::{Tensor, backend::AutodiffBackend};
-use burn_gradient_release::{
-    NormClipping, Outcome, Recompute, ReleaseAccumulator, WithGradientRelease,
-};
+use burn::optim::{AdaGradConfig, AdanConfig, MuonConfig, RmsPropConfig};
 use burn_gradient_release_data_parallel::{DataParallel, Replicas};
 
 use super::reference::{Parts, mean_grads, share};
 use crate::clipping::by_hand::clip_global;
-use crate::harness::models::{
-    Matrices, Mlp, Recurrent, Scenario, Size, Tied, Transformer, TransformerModel, Views,
-};
+use crate::harness::models::{Matrices, TransformerModel};
+use crate::harness::prelude::*;
 use crate::harness::ranks::ranks;
-use crate::harness::run::{RATE, Start};
-use crate::harness::weights::{readable, save};
-use crate::harness::{Plain, Recipe, Release, Weights};
-
-type P = Plain<Flex>;
-type R = Release<Flex>;
 
 pub(crate) const STEPS: u64 = 20;
 

@@ -113,7 +113,6 @@ fn a_copy_between_steps() {
     assert_goes_on(model, &mut optim, later);
 }
 
-/// Two copies of one model, each with an optimizer: trained in turns, and armed at once.
 /// Its slots are kept, and hold tensors of the new backend.
 #[test]
 #[cfg(feature = "ndarray")]
@@ -128,6 +127,7 @@ fn moved_to_another_backend_between_steps() {
     assert_eq!(all(&optim.disarm(model)), expected);
 }
 
+/// Two copies of one model, each with an optimizer: trained in turns, and armed at once.
 #[test]
 fn two_copies_are_trained() {
     for at_once in [false, true] {

@@ -232,18 +232,19 @@ fn options_of_the_loss_are_those_of_their_definitions() {
             }
         }
     }
-    let of_nothing = |reduction| {
-        let z_loss = 0.1;
-        let head = Head::new(0, 3, 4);
+    let of_nothing = |reduction, z_loss| {
         let head = Head {
+            ignored: z_loss == 0.0,
             reduction,
             z_loss,
-            ..head
+            ..Head::new(0, 3, 4)
         };
         head.case()
     };
-    of_nothing(Reduced::Not).assert_empty();
-    let sum = of_nothing(Reduced::Sum).found(&flex(), DType::F32);
+    of_nothing(Reduced::Not, 0.1).assert_empty();
+    let padded = of_nothing(Reduced::Not, 0.0);
+    padded.without_last_input().assert_empty();
+    let sum = of_nothing(Reduced::Sum, 0.1).found(&flex(), DType::F32);
     assert!(sum.value == [0.0] && sum.numbers().all(|x| x == 0.0));
 }
 

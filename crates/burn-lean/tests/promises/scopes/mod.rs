@@ -382,16 +382,6 @@ fn after_a_panic_inside_a_scope_training_goes_on() {
     assert_one_step(&optim.step(LR, net, grads));
 }
 
-/// Siblings: a tuple of them is a module.
-#[test]
-fn two_layers_in_one_scope() {
-    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
-        let both = (net.blocks[0].clone(), net.blocks[1].clone());
-        let run = |(first, second): &(Block, Block), x| second.perceive(first.attend(x));
-        net.loss(forward(&both, net.embed(step), again, run), step)
-    });
-}
-
 #[test]
 fn a_result_of_rank_zero() {
     assert_same_recomputed(&flex(), Net::new, |net, step, again| {
