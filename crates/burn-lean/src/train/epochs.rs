@@ -85,7 +85,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
             events.start(Split::Train, epoch, dataloader_train.num_items());
             stepping.train(&dataloader_train, epoch, &mut events);
             events.end(Split::Train, epoch);
-            let at = || format!("the end of the batches of epoch {epoch}");
+            let at = || format!("the end of the steps of epoch {epoch}");
             if processes.should_stop(at, &interrupter) {
                 if let Some(interruption) = interrupter.interruption() {
                     let reason = interruption.reason.as_deref().unwrap_or("reason unknown");
