@@ -65,6 +65,14 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
         }
         let model = model.fork(&strategy.device);
         let processes = &strategy.processes;
+        let stops_early = components.early_stopping.is_some();
+        processes.same_settings([
+            ("first epoch", starting_epoch),
+            ("epochs", components.num_epochs),
+            ("accumulation", components.grad_accumulation.unwrap_or(1)),
+            ("passes", 1 + usize::from(self.again.is_some())),
+            ("early stopping", stops_early.into()),
+        ]);
         parts.optim = processes.with_reduction(parts.optim, &model);
         let mut stepping = Stepping::new(
             strategy,
