@@ -328,6 +328,22 @@ fn assert_window_of_two(model: &Net) {
     assert_bits(&bits(model), &bits(&plain), "after the window");
 }
 
+/// Ended with a part of the model, so that the sums of the rest are not the accumulator's.
+#[test]
+fn sums_that_are_left_in_the_model_are_not_left_out_of_a_record() {
+    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+    model = sums.arm(model);
+    let grads = model.grads(0);
+    sums.accumulate(&model, grads);
+    model = sums.arm(model);
+    sums.accumulate(&model.body, GradientsParams::new());
+    let error = sums.try_to_record(&model).unwrap_err();
+    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
+    model = sums.arm(model);
+    sums.accumulate(&model, GradientsParams::new());
+    assert_eq!(sums.to_record(&model).len(), PARAMS);
+}
+
 /// The sums of a window are saved after each of its micro-batches, and go on in a model made anew.
 #[test]
 fn a_window_goes_on_from_a_record() {
