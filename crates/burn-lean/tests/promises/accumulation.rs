@@ -510,3 +510,55 @@ fn sums_are_not_lost_by_a_refusal() {
     assert_eq!(bits_of(&sums, &model), before);
     assert_goes_on(other.disarm(model), sums);
 }
+
+/// The window of one model is over before that of the other begins, whose loss goes through both.
+#[test]
+fn one_accumulator_for_two_models_in_turns() {
+    let sgd = || SgdConfig::new().init();
+    let make = || (small(), numbered_from(small(), 70));
+    let grads_of_both = |first: &Small, second: &Small| {
+        let x = numbers([3, 4], 2, &flex());
+        let loss = first.forward(second.forward(x)).square().mean();
+        GradientsParams::from_grads(loss.backward(), second)
+    };
+    let (first, second) = make();
+    let of_first = grads_of(&first, 1);
+    let of_second = grads_of_both(&first, &second);
+    let expected = bits(&sgd().step(LR, first, of_first));
+    let expected_second = bits(&sgd().step(LR, second, of_second));
+
+    type Way = fn(Small, &mut ReleaseOptimizer, GradientsParams) -> Small;
+    let ways: [Way; 2] = [
+        |model, optim, sums| optim.step(LR, model, sums),
+        |model, optim, sums| {
+            let model = optim.arm_accumulated(LR, model, sums);
+            optim.step(LR, model, GradientsParams::new())
+        },
+    ];
+    for way in ways {
+        for is_within in [false, true] {
+            let (first, second) = make();
+            let mut sums = ReleaseAccumulator::new();
+            let first = sums.arm(first);
+            let grads = grads_of(&first, 1);
+            sums.accumulate(&first, grads);
+            let of_first = sums.grads();
+            let second = sums.arm(second);
+            let of_second = grads_of_both(&first, &second);
+            let mut optim = sgd().with_gradient_release();
+            // While the second is armed, or after its micro-batch.
+            let first = if is_within {
+                let first = way(first, &mut optim, of_first);
+                sums.accumulate(&second, of_second);
+                first
+            } else {
+                sums.accumulate(&second, of_second);
+                way(first, &mut optim, of_first)
+            };
+            let mut optim = sgd().with_gradient_release();
+            let second = optim.step(LR, second, sums.grads());
+            assert_bits(&bits(&first), &expected, "the first");
+            assert_bits(&bits(&second), &expected_second, "the second");
+        }
+    }
+}
