@@ -40,6 +40,11 @@
 // But in `operations::flex::product`.
 #![deny(unsafe_code)]
 
+#[cfg(not(any(feature = "flex", feature = "ndarray", feature = "cube")))]
+compile_error!(
+    "burn-lean needs the feature of a backend: `flex`, `ndarray`, `wgpu`, `cuda` or `cube`"
+);
+
 mod backend;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;

@@ -119,9 +119,16 @@ impl Found {
 
 /// Visits a model, and returns the armed parameters in it.
 pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> Vec<Found> {
-    let before = FOUND.replace(Some(Vec::new()));
+    /// Puts back what was collected before, after a panic, too.
+    struct Back(Option<Vec<Found>>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            FOUND.set(self.0.take());
+        }
+    }
+    let _back = Back(FOUND.replace(Some(Vec::new())));
     model.visit(visitor);
-    FOUND.replace(before).unwrap_or_default()
+    FOUND.take().unwrap_or_default()
 }
 
 /// The path of a parameter of a model that holds a placeholder, if there is one.

@@ -134,7 +134,12 @@ impl Exchange {
         // each replica.
         let places = before.values().map(|known| known.place + 1);
         let first = places.max().unwrap_or_default();
+        let mut seen = HashSet::new();
         for ((place, known), owner) in parameters {
+            // A frozen copy may have the id of what is trained, which comes first.
+            if !seen.insert(known.id) {
+                continue;
+            }
             let earlier = before.get(&known.id);
             let parameter = Parameter {
                 path: known.path,

@@ -128,6 +128,20 @@ fn rates_are_named_where_they_change() {
     assert_eq!(rates, "1e-3, 1e-4 from b, 1e-3 from c");
 }
 
+/// A teacher beside its student.
+#[test]
+fn a_frozen_copy_does_not_take_the_place_of_what_is_trained() {
+    let exchange = Exchange::new(Replicas::new(|| Ok(Alone)).unwrap());
+    let teacher = Known {
+        is_trained: false,
+        ..known(9, "teacher")
+    };
+    exchange.know(vec![teacher, known(9, "student")]);
+    assert_eq!(exchange.order(), Some(vec![9]));
+    let said = exchange.describe("gradient", 9, "").unwrap();
+    assert!(said.contains("student"), "{said}");
+}
+
 /// A new owner would not have the states of the steps before.
 #[test]
 fn a_parameter_keeps_its_owner() {

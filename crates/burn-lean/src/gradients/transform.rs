@@ -235,6 +235,7 @@ impl GradientTransform {
     /// Drops the state of a step that is not taken.
     pub(crate) fn forget_step(&mut self) {
         self.step = ThisStep::default();
+        self.widened.clear();
     }
 
     /// Measures a complete gradient in a pass that does not step.

@@ -269,6 +269,16 @@ impl ReleaseAccumulator {
         }
     }
 
+    /// Refuses sums that are still in their slots, as `accumulate` was given a part of the model.
+    pub(super) fn check_no_sum_is_left(&self) -> Result<(), ReleaseError> {
+        let slots = self.session.slots();
+        let left = slots.values().find(|slot| slot.has_sum());
+        left.map_or(Ok(()), |slot| {
+            let path = path_text(&slot.path());
+            Err(ReleaseError::WrongModel { path })
+        })
+    }
+
     pub(super) fn sums(&self) -> &GradientsParams {
         &self.grads
     }

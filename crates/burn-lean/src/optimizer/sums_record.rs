@@ -28,6 +28,7 @@ impl ReleaseAccumulator {
     /// - [`WrongModel`](ReleaseError::WrongModel): a parameter that has a sum is not in the model.
     pub fn try_to_record<M: Module>(&self, model: &M) -> Result<ModuleRecord, ReleaseError> {
         self.check_ended()?;
+        self.check_no_sum_is_left()?;
         let sums = self.sums();
         let mut mapper = WithSums {
             sums,

@@ -164,9 +164,7 @@ impl Survey {
     /// Checks that the model can be armed.
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
         check_outside_of_scopes()?;
-        if let Some(duplicate) = &self.duplicate {
-            return Err(duplicate.clone());
-        }
+        self.check_duplicate()?;
         self.check_computed()?;
         self.check_bare(|_| false)?;
         self.check_abandoned(session)?;
@@ -227,6 +225,11 @@ impl Survey {
                 path: path_text(&found.slot.path()),
             }),
         }
+    }
+
+    /// Checks that no two parameters of the model have one id.
+    pub(super) fn check_duplicate(&self) -> Result<(), ReleaseError> {
+        self.duplicate.clone().map_or(Ok(()), Err)
     }
 
     /// Checks that no sums of earlier micro-batches are with another model.

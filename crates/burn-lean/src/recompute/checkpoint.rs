@@ -32,6 +32,10 @@ use crate::tape::{is_tracked, node_of};
 /// side effects happen twice, except on running statistics (`BatchNorm`). It is kept until backward
 /// has run: what it captures it owns (`move`, and clones of what is borrowed).
 ///
+/// Of a captured tensor that needs a gradient, `forward` must not make a constant (a mask, a scale,
+/// a target) by `detach()` in the end: in the second run, backward would wait for itself, for ever.
+/// Call `detach()` on the tensor before, and capture the result.
+///
 /// Two layers side by side in one scope are a tuple of clones, which share their weights:
 /// `checkpoint(&(a.clone(), b.clone()), x, |(a, b), x| b.forward(a.forward(x)))`.
 ///

@@ -68,9 +68,10 @@ impl Slot {
 
     /// Takes the complete gradient, or gives it back if the slot is not armed or has taken one.
     pub(crate) fn take_gradient(&self, grad: DispatchTensor) -> Option<DispatchTensor> {
+        // Before the lock of the state: who has that of the slots takes it second.
+        let session = self.armed_session();
         let mut state = self.state();
-        let session = state.session.upgrade();
-        let session = match (state.phase, session.filter(|session| session.is_armed())) {
+        let session = match (state.phase, session) {
             (Phase::Waiting, Some(session)) => session,
             (Phase::Taken(taken), Some(_)) => {
                 state.phase = Phase::TakenTwice(taken);

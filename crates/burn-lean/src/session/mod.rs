@@ -292,6 +292,14 @@ impl Session {
         lock(&self.slots)
     }
 
+    /// Whether a slot is one of those that are armed here. Those of a window that is over are not: another
+    /// model may be armed since.
+    pub(crate) fn has(&self, slot: &Slot) -> bool {
+        let slots = self.slots();
+        let own = slots.get(&slot.id());
+        own.is_some_and(|own| std::ptr::eq(&**own, slot))
+    }
+
     /// Ignores poisoning: `stepping` records a panic in a step.
     pub(crate) fn stepper(&self) -> MutexGuard<'_, Stepper> {
         lock(&self.stepper)

@@ -217,9 +217,13 @@ impl Slot {
 
     /// Whether the slot is still armed.
     pub(crate) fn is_armed(&self) -> bool {
-        let state = self.state();
-        let session = state.session.upgrade();
-        !state.phase.has_ended() && session.is_some_and(|session| session.is_armed())
+        !self.phase().has_ended() && self.armed_session().is_some()
+    }
+
+    /// The session, if it is armed with this slot.
+    pub(super) fn armed_session(&self) -> Option<Arc<Session>> {
+        let session = self.session()?;
+        (session.is_armed() && session.has(self)).then_some(session)
     }
 
     pub(crate) fn weight(&self) -> DispatchTensor {

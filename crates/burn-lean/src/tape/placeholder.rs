@@ -9,24 +9,40 @@ use burn::tensor::{Bytes, DType, Shape, Slice, TensorData};
 use super::node::node_of;
 use crate::backend::{plain, reading_waits};
 
-/// A signaling NaN of a float type, and the quiet NaN that arithmetic makes of it. Copies keep the
-/// bits of the first; computed values have those of the second.
-fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
-    macro_rules! pair {
-        ($signaling:expr, $quiet:expr) => {
-            Some((
-                $signaling.to_ne_bytes().to_vec(),
-                ($signaling | $quiet).to_ne_bytes().to_vec(),
-            ))
-        };
-    }
+/// A signaling NaN of a float type. Copies keep its bits; computed values have those of a quiet one,
+/// or another sign.
+fn bits(dtype: DType) -> Option<Vec<u8>> {
+    // Of one payload, so that a cast gives the first bits of the other type's.
     match dtype {
-        DType::F64 => pair!(0x7ff1_4ebc_a753_9e51_u64, 0x0008_0000_0000_0000),
-        DType::F32 => pair!(0x7f8a_75e5_u32, 0x0040_0000),
-        DType::F16 => pair!(0x7d35_u16, 0x0200),
-        DType::BF16 => pair!(0x7f8a_u16, 0x0040),
+        DType::F64 => Some(0x7ff1_4ebc_a753_9e51_u64.to_ne_bytes().to_vec()),
+        DType::F32 => Some(0x7f8a_75e5_u32.to_ne_bytes().to_vec()),
+        DType::F16 => Some(0x7c53_u16.to_ne_bytes().to_vec()),
+        DType::BF16 => Some(0x7f8a_u16.to_ne_bytes().to_vec()),
         _ => None,
     }
+}
+
+/// The exponent of a float with the first seven bits of its mantissa, which every cast keeps; and
+/// whether it is negative.
+fn first_bits(dtype: DType, bytes: &[u8]) -> Option<(u64, bool)> {
+    let (bits, rest) = match dtype {
+        DType::F64 => (u64::from_ne_bytes(bytes.try_into().ok()?), 45),
+        DType::F32 => (u64::from(u32::from_ne_bytes(bytes.try_into().ok()?)), 16),
+        DType::F16 => (u64::from(u16::from_ne_bytes(bytes.try_into().ok()?)), 3),
+        DType::BF16 => (u64::from(u16::from_ne_bytes(bytes.try_into().ok()?)), 0),
+        _ => return None,
+    };
+    let sign = 1_u64 << (8 * bytes.len() - 1);
+    Some(((bits & !sign) >> rest, bits & sign != 0))
+}
+
+/// Whether these are the bits of what is computed from a placeholder: a quiet NaN, or one of the other
+/// sign. `None` if the placeholder of this type has no bits of its own.
+fn is_computed(dtype: DType, found: &[u8]) -> Option<bool> {
+    let (placeholder, _) = first_bits(dtype, &bits(dtype)?)?;
+    let quiet = placeholder | 0x40;
+    let (found, is_negative) = first_bits(dtype, found)?;
+    Some(found == quiet || (is_negative && found == placeholder))
 }
 
 /// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape,
@@ -34,7 +50,7 @@ fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
 pub(crate) fn placeholder_element(weight: &DispatchTensor) -> DispatchTensor {
     let one = Shape::from(vec![1; weight.shape().num_dims()]);
     let data = match bits(weight.dtype()) {
-        Some((signaling, _)) => {
+        Some(signaling) => {
             TensorData::from_bytes(Bytes::from_bytes_vec(signaling), one, weight.dtype())
         }
         None => TensorData::new(vec![f32::NAN], one).convert_dtype(weight.dtype()),
@@ -45,7 +61,7 @@ pub(crate) fn placeholder_element(weight: &DispatchTensor) -> DispatchTensor {
 /// Whether a tensor is a placeholder, and was not computed from one. Reads one element.
 pub(crate) fn is_placeholder(tensor: &DispatchTensor) -> bool {
     first_element(tensor).is_some_and(|first| match bits(first.dtype()) {
-        Some((signaling, _)) => first.as_bytes() == signaling,
+        Some(signaling) => first.as_bytes() == signaling,
         None => first.iter::<f32>().any(f32::is_nan),
     })
 }
@@ -54,9 +70,10 @@ pub(crate) fn is_placeholder(tensor: &DispatchTensor) -> bool {
 pub(crate) fn is_computed_from_placeholder(tensor: &DispatchTensor) -> bool {
     // A GPU may change the bits of a NaN.
     let keeps_bits = !reading_waits(tensor);
-    first_element(tensor).is_some_and(|first| match bits(first.dtype()) {
-        Some((_, quiet)) if keeps_bits => first.as_bytes() == quiet,
-        _ => first.iter::<f32>().any(f32::is_nan),
+    first_element(tensor).is_some_and(|first| {
+        is_computed(first.dtype(), first.as_bytes())
+            .filter(|_| keeps_bits)
+            .unwrap_or_else(|| first.iter::<f32>().any(f32::is_nan))
     })
 }
 

@@ -328,6 +328,22 @@ fn assert_window_of_two(model: &Net) {
     assert_bits(&bits(model), &bits(&plain), "after the window");
 }
 
+/// Ended with a part of the model, so that the sums of the rest are not the accumulator's.
+#[test]
+fn sums_that_are_left_in_the_model_are_not_left_out_of_a_record() {
+    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+    model = sums.arm(model);
+    let grads = model.grads(0);
+    sums.accumulate(&model, grads);
+    model = sums.arm(model);
+    sums.accumulate(&model.body, GradientsParams::new());
+    let error = sums.try_to_record(&model).unwrap_err();
+    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
+    model = sums.arm(model);
+    sums.accumulate(&model, GradientsParams::new());
+    assert_eq!(sums.to_record(&model).len(), PARAMS);
+}
+
 /// The sums of a window are saved after each of its micro-batches, and go on in a model made anew.
 #[test]
 fn a_window_goes_on_from_a_record() {
@@ -493,4 +509,56 @@ fn sums_are_not_lost_by_a_refusal() {
     let (model, sums) = refused.into_given();
     assert_eq!(bits_of(&sums, &model), before);
     assert_goes_on(other.disarm(model), sums);
+}
+
+/// The window of one model is over before that of the other begins, whose loss goes through both.
+#[test]
+fn one_accumulator_for_two_models_in_turns() {
+    let sgd = || SgdConfig::new().init();
+    let make = || (small(), numbered_from(small(), 70));
+    let grads_of_both = |first: &Small, second: &Small| {
+        let x = numbers([3, 4], 2, &flex());
+        let loss = first.forward(second.forward(x)).square().mean();
+        GradientsParams::from_grads(loss.backward(), second)
+    };
+    let (first, second) = make();
+    let of_first = grads_of(&first, 1);
+    let of_second = grads_of_both(&first, &second);
+    let expected = bits(&sgd().step(LR, first, of_first));
+    let expected_second = bits(&sgd().step(LR, second, of_second));
+
+    type Way = fn(Small, &mut ReleaseOptimizer, GradientsParams) -> Small;
+    let ways: [Way; 2] = [
+        |model, optim, sums| optim.step(LR, model, sums),
+        |model, optim, sums| {
+            let model = optim.arm_accumulated(LR, model, sums);
+            optim.step(LR, model, GradientsParams::new())
+        },
+    ];
+    for way in ways {
+        for is_within in [false, true] {
+            let (first, second) = make();
+            let mut sums = ReleaseAccumulator::new();
+            let first = sums.arm(first);
+            let grads = grads_of(&first, 1);
+            sums.accumulate(&first, grads);
+            let of_first = sums.grads();
+            let second = sums.arm(second);
+            let of_second = grads_of_both(&first, &second);
+            let mut optim = sgd().with_gradient_release();
+            // While the second is armed, or after its micro-batch.
+            let first = if is_within {
+                let first = way(first, &mut optim, of_first);
+                sums.accumulate(&second, of_second);
+                first
+            } else {
+                sums.accumulate(&second, of_second);
+                way(first, &mut optim, of_first)
+            };
+            let mut optim = sgd().with_gradient_release();
+            let second = optim.step(LR, second, sums.grads());
+            assert_bits(&bits(&first), &expected, "the first");
+            assert_bits(&bits(&second), &expected_second, "the second");
+        }
+    }
 }

@@ -9,8 +9,6 @@
 //! A new hash every 32 steps keeps rounding from locking in with gradients of a period. In a step
 //! out of 55, say, the sequence is nearly the same for a thousand steps.
 
-use super::BLOCK;
-
 /// The noise of one step, a number for each place of a tensor: the same on every device.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
@@ -38,16 +36,6 @@ impl Noise {
         Self {
             seeds: [scale.to_bits().wrapping_mul(GOLDEN_RATIO), 0],
         }
-    }
-
-    /// The numbers of a block whose first place this is.
-    #[inline(always)]
-    pub(super) fn fractions(self, first: u32) -> [f32; BLOCK] {
-        let mut fractions = [0.0; BLOCK];
-        for (place, fraction) in (0u32..).zip(&mut fractions) {
-            *fraction = self.fraction(first.wrapping_add(place));
-        }
-        fractions
     }
 
     /// The bits of a number that is rounded to one of its two neighbours in bf16: away from zero

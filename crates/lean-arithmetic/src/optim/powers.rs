@@ -45,6 +45,16 @@ pub const fn words(numbers: usize) -> usize {
 /// The smallest scale: one over it is finite, and the root of any number is above it.
 pub const LEAST_SCALE: f32 = 1e-30;
 
+/// The noise of a block whose first place this is.
+#[inline(always)]
+pub(super) fn fractions(noise: Noise, first: u32) -> [f32; BLOCK] {
+    let mut fractions = [0.0; BLOCK];
+    for (place, fraction) in (0u32..).zip(&mut fractions) {
+        *fraction = noise.fraction(first.wrapping_add(place));
+    }
+    fractions
+}
+
 /// What a block is written with.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
@@ -136,7 +146,7 @@ impl Kind {
         let fractions = match fractions {
             Some(fractions) => fractions,
             None => {
-                of_scale = Noise::of_scale(scale.scale).fractions(first);
+                of_scale = self::fractions(Noise::of_scale(scale.scale), first);
                 &of_scale
             }
         };
@@ -214,7 +224,7 @@ impl Kind {
         let blocks = numbers.chunks(BLOCK).zip(firsts).map(|(numbers, first)| {
             let (mut block, mut bytes) = ([0.0; BLOCK], [0; BYTES]);
             block[..numbers.len()].copy_from_slice(numbers);
-            let fractions = noise.map(|noise| noise.fractions(first));
+            let fractions = noise.map(|noise| fractions(noise, first));
             self.write(
                 &block,
                 self.scale(&block),

@@ -247,3 +247,12 @@ fn a_wrong_pattern_is_refused() {
         assert!(text.contains("[a") && text.contains("unclosed"), "{text}");
     }
 }
+
+/// Drawn before the others, a parameter would take their random numbers.
+#[test]
+fn a_group_draws_no_weights() {
+    let model: Linear<R> = LinearConfig::new(4, 2).init(&Default::default());
+    let _ = ParamGroup::no_decay(&model);
+    let _ = ParamGroup::ids_from_module(&model);
+    assert!(!model.weight.is_initialized());
+}

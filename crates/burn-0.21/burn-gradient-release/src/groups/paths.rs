@@ -86,7 +86,9 @@ where
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        self.visit(param.id, param.lazy_shape(), param.is_require_grad());
+        // Burn draws a parameter when it is first read, in the order of reading: not for this.
+        let is_trained = !param.is_initialized() || param.is_require_grad();
+        self.visit(param.id, param.lazy_shape(), is_trained);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {

@@ -20,7 +20,7 @@ use burn::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    slot::reduction::InFlight,
+    slot::reduction::{InFlight, Receiver},
     tape::consumers::{Consumers, Owner, When},
     tape::{self, AdTensor},
     util::lock::lock,
@@ -373,8 +373,9 @@ impl<B: Backend> Slot<B> {
             }
         }
     }
+}
 
-    /// Acts on the gradient that was reduced over all replicas.
+impl<B: Backend> Receiver<B> for Slot<B> {
     fn reduced(&self, grad: Option<FloatTensor<B>>) {
         let mut state = self.state();
         match mem::replace(&mut state.phase, Phase::Acting) {
@@ -445,7 +446,7 @@ impl<B: Backend> Owner for Slot<B> {
             Some(in_flight) => {
                 state.phase = Phase::Reducing(reduced);
                 drop(state);
-                in_flight.push(grad, self.clone());
+                in_flight.push(self.param, grad, self.clone());
             }
         }
     }

@@ -16,7 +16,7 @@ use burn::{
 
 use lean_arithmetic::turns::Turns;
 
-use crate::{slot::Slot, util::lock::lock};
+use crate::util::lock::lock;
 
 /// Why replicas could not agree.
 pub type ReductionError = Box<dyn Error + Send + Sync>;
@@ -132,6 +132,11 @@ pub trait PendingGradient<B: Backend>: Send {
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
 }
 
+/// Receives a reduced gradient.
+pub(crate) trait Receiver<B: Backend>: Send + Sync {
+    fn reduced(&self, grad: Option<FloatTensor<B>>);
+}
+
 /// The gradients in flight of parameters that were armed together.
 pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
@@ -145,9 +150,9 @@ pub(crate) struct InFlight<B: Backend> {
     turns: Mutex<Option<Turns<Complete<B>>>>,
 }
 
-type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<Slot<B>>);
+type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
 
-type Complete<B> = (FloatTensor<B>, Arc<Slot<B>>);
+type Complete<B> = (FloatTensor<B>, Arc<dyn Receiver<B>>);
 
 impl<B: Backend> InFlight<B> {
     /// Reduces gradients as they come, or, if `is_ordered`, in the order of the reduction.
@@ -176,7 +181,12 @@ impl<B: Backend> InFlight<B> {
     }
 
     /// Takes a complete gradient, and sends it once it is its turn and there is room.
-    pub(crate) fn push(&self, grad: FloatTensor<B>, slot: Arc<Slot<B>>) {
+    pub(crate) fn push(
+        &self,
+        param: ParamId,
+        grad: FloatTensor<B>,
+        receiver: Arc<dyn Receiver<B>>,
+    ) {
         let mut turns = lock(&self.turns);
         if self.is_ordered && turns.is_none() {
             *turns = self.reduction.order().map(|order| {
@@ -187,23 +197,23 @@ impl<B: Backend> InFlight<B> {
         }
         let Some(waiting) = turns.as_mut() else {
             drop(turns);
-            return self.send(grad, slot);
+            return self.send(param, grad, receiver);
         };
-        waiting.complete(slot.param().val(), (grad, slot));
+        waiting.complete(param.val(), (grad, receiver));
         // Without the lock: a step runs code of the optimizer.
         drop(turns);
         let next = || lock(&self.turns).as_mut().and_then(Turns::take_next);
-        while let Some((_, (grad, slot))) = next() {
-            self.send(grad, slot);
+        while let Some((param, (grad, receiver))) = next() {
+            self.send(param.into(), grad, receiver);
         }
     }
 
-    fn send(&self, grad: FloatTensor<B>, slot: Arc<Slot<B>>) {
+    fn send(&self, param: ParamId, grad: FloatTensor<B>, receiver: Arc<dyn Receiver<B>>) {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
             self.wait_for_next();
         }
-        let pending = agree(self.reduction.begin(slot.param(), grad, self.recipients));
-        lock(&self.under_way).push_back((pending, slot));
+        let pending = agree(self.reduction.begin(param, grad, self.recipients));
+        lock(&self.under_way).push_back((pending, receiver));
     }
 
     /// Ends a backward pass: waits for all gradients in flight.
@@ -211,8 +221,8 @@ impl<B: Backend> InFlight<B> {
         lock(&self.expected).clear();
         let turns = lock(&self.turns).take();
         if let Some(mut turns) = turns {
-            for (_, (grad, slot)) in turns.take_rest() {
-                self.send(grad, slot);
+            for (param, (grad, receiver)) in turns.take_rest() {
+                self.send(param.into(), grad, receiver);
             }
             let completed = turns.take_completed().into_iter().map(ParamId::from);
             self.reduction.completed(completed.collect());
@@ -234,8 +244,8 @@ impl<B: Backend> InFlight<B> {
         // Without the lock: a step runs code of the optimizer.
         let next = lock(&self.under_way).pop_front();
         let has_next = next.is_some();
-        if let Some((pending, slot)) = next {
-            slot.reduced(agree(pending.wait()));
+        if let Some((pending, receiver)) = next {
+            receiver.reduced(agree(pending.wait()));
         }
         has_next
     }

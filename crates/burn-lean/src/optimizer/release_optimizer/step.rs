@@ -229,6 +229,9 @@ impl ReleaseOptimizer {
             }
         }
         drop((slots, stepper));
+        if armed > 0 {
+            survey.check_duplicate()?;
+        }
         survey.check_abandoned(&self.session)?;
         survey.check_elsewhere(&self.session)?;
         survey.check_bare(|id| self.session.slots().contains_key(id))?;

@@ -62,9 +62,20 @@ fn an_average_that_was_a_copy_of_the_armed_model() {
 fn weights_computed_from_those_of_the_armed_model() {
     type Change = fn(Small) -> Small;
     // Whether something is computed, too.
-    let changes: [(&str, bool, Change); 3] = [
+    let changes: [(&str, bool, Change); 5] = [
         ("one mapped", true, |mut model| {
             model.tied = Halve.map_float(model.tied);
+            model
+        }),
+        ("one negated", true, |mut model| {
+            let change = |value: Tensor<2>| value.inner().neg().autodiff().require_grad();
+            model.tied = model.tied.map(change);
+            model
+        }),
+        ("one in f16, and back", true, |mut model| {
+            let rounded = |value: Tensor<2>| value.inner().cast(DType::F16).cast(DType::F32);
+            let change = |value| rounded(value).autodiff().require_grad();
+            model.tied = model.tied.map(change);
             model
         }),
         ("one detached", false, |mut model| {

@@ -59,6 +59,29 @@ fn two_parameters_with_one_id_are_refused() {
 }
 
 /// Without a step inside backward they are Burn's: one gradient, which is clipped and unscaled once.
+/// The same, of a model that is armed: a copy beside what it was taken of gets no weight.
+#[test]
+fn a_copy_put_into_the_armed_model_is_refused_by_its_step() {
+    for is_first in [true, false] {
+        let mut optim = adamw().with_gradient_release();
+        let mut model = optim.arm(LR, Two::new());
+        let grads = GradientsParams::from_grads(model.loss(1).backward(), &model);
+        let Two { a, b } = &mut model;
+        let (target, online) = if is_first { (a, b) } else { (b, a) };
+        let before = std::mem::replace(target, online.clone().set_require_grad(false));
+        let refused = optim.try_step(LR, model, grads).unwrap_err();
+        assert_error!(refused.error(), DuplicateParam, "keep one `Param`");
+        let (mut model, grads) = refused.into_given();
+        let Two { a, b } = &mut model;
+        *(if is_first { a } else { b }) = before;
+        let model = optim.step(LR, model, grads);
+        let mut plain = adamw();
+        let expected = Two::new();
+        let grads = GradientsParams::from_grads(expected.loss(1).backward(), &expected);
+        assert_eq!(bits(&model), bits(&plain.step(LR, expected, grads)));
+    }
+}
+
 #[test]
 fn one_gradient_of_two_parameters_is_transformed_once() {
     let model = || {

@@ -65,8 +65,8 @@ fn walk(way: Way, calls: &[&str]) -> String {
             "model = another" => false,
             // A model that has lost the way to a slot reads NaN until it is refused.
             "param.set_require_grad" => run.is_ordinary(),
-            // Its weights get new leaves.
-            "model = materialize" => run.losses.is_none(),
+            // Its weights get new leaves; and after backward it has the new weights, as a copy has.
+            "model = materialize" => run.losses.is_none() && run.grads.is_none(),
             name => run.grads.is_none() || !has_new_weights(name),
         };
         if !is_possible {
