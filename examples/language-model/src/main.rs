@@ -50,6 +50,8 @@ fn main() -> Result<()> {
         .init()
         // Each parameter is stepped inside the backward pass, and its gradient freed.
         .with_gradient_release()
+        // Nothing is rounded between the sum of micro-batches and the step.
+        .with_f32_gradients()
         // Biases, and the gains of norms.
         .with_group(no_decay(&model), adamw(0.0), None);
     // One set of sums, where Burn's accumulator holds two sets of gradients.

@@ -1,6 +1,6 @@
 //! The training with gradient release.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::Device;
@@ -28,5 +28,10 @@ pub(crate) fn train() -> Result<Classifier> {
         .num_epochs(EPOCHS)
         .summary();
     let learner = release_learner(model, optim, schedule);
-    Ok(training.launch(learner).model)
+    let result = training.launch(learner);
+    // A full disk, or data that cannot be read, has ended the training.
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
+    Ok(result.model)
 }

@@ -1,6 +1,6 @@
 //! The training on plain Burn.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::Device;
@@ -26,5 +26,10 @@ pub(crate) fn train() -> Result<Classifier> {
         .num_epochs(EPOCHS)
         .summary();
     let learner = Learner::new(model, optim, schedule);
-    Ok(training.launch(learner).model)
+    let result = training.launch(learner);
+    // A full disk, or data that cannot be read, has ended the training.
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
+    Ok(result.model)
 }

@@ -278,8 +278,11 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
         // A change of the parameter maps it or drops its reparameterization. The bits alone do not
         // tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
         let is_touched = slot.was_mapped() || slot.is_dropped();
-        let base = Tensor::<D>::from_bridge(base).into_dispatch();
-        if is_touched || !(reading_waits(&base) || is_placeholder(&base)) {
+        let base = Tensor::<D>::from_bridge(base);
+        // Without elements, there are no bits to tell it by.
+        let is_empty = base.shape().num_elements() == 0;
+        let base = base.into_dispatch();
+        if is_touched || !(is_empty || reading_waits(&base) || is_placeholder(&base)) {
             return Err(ReleaseError::ChangedBeforeStep { path });
         }
         let weight = slot.end();

@@ -65,6 +65,14 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
         }
         let model = model.fork(&strategy.device);
         let processes = &strategy.processes;
+        let stops_early = components.early_stopping.is_some();
+        processes.same_settings([
+            ("first epoch", starting_epoch),
+            ("epochs", components.num_epochs),
+            ("accumulation", components.grad_accumulation.unwrap_or(1)),
+            ("passes", 1 + usize::from(self.again.is_some())),
+            ("early stopping", stops_early.into()),
+        ]);
         parts.optim = processes.with_reduction(parts.optim, &model);
         let mut stepping = Stepping::new(
             strategy,
@@ -85,7 +93,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
             events.start(Split::Train, epoch, dataloader_train.num_items());
             stepping.train(&dataloader_train, epoch, &mut events);
             events.end(Split::Train, epoch);
-            let at = || format!("the end of the batches of epoch {epoch}");
+            let at = || format!("the end of the steps of epoch {epoch}");
             if processes.should_stop(at, &interrupter) {
                 if let Some(interruption) = interrupter.interruption() {
                     let reason = interruption.reason.as_deref().unwrap_or("reason unknown");

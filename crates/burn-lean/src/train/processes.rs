@@ -37,6 +37,15 @@ impl Processes {
         true
     }
 
+    /// Compares what the processes are set to.
+    pub(super) fn same_settings<const N: usize>(&self, settings: [(&str, usize); N]) {
+        #[cfg(feature = "data-parallel")]
+        if let Some(parallel) = &self.parallel {
+            replicated(parallel.replicas().same_settings(settings));
+        }
+        let _ = settings;
+    }
+
     /// Compares the models, and makes the optimizer step with the mean gradients of all replicas.
     pub(super) fn with_reduction<M: Module>(
         &self,

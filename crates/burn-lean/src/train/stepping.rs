@@ -94,6 +94,9 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             };
             events.trained(output, progress, iteration, self.lr.clone());
         }
+        // A replica with fewer batches is named here, and not where weights are compared.
+        let at = || format!("the end of the batches of epoch {epoch}");
+        self.strategy.processes.should_stop(at, &events.interrupter);
         let model = self.take_model();
         // The sums of a window that was interrupted are dropped, as in Burn.
         let model = self.accumulator.cancel(model);

@@ -104,8 +104,9 @@ impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
 ///     if let Some(epoch) = done {
 ///         training = training.checkpoint(epoch);
 ///     }
-///     training.launch(release_learner(model, AdamConfig::new().init(), 1e-3));
-///     Ok(())
+///     let result = training.launch(release_learner(model, AdamConfig::new().init(), 1e-3));
+///     // A full disk, or data that cannot be read, has ended the training.
+///     result.error.map_or(Ok(()), |error| Err(io::Error::other(error.to_string())))
 /// }
 /// ```
 pub fn checked_checkpointers<M: LearnerModel>(

@@ -70,6 +70,13 @@ fn optimizers_and_devices() {
 }
 
 #[test]
+fn a_parameter_without_elements() {
+    let mut training = Training::new(adamw);
+    training.model.unused = Param::from_tensor(Tensor::zeros([0], &flex()));
+    training.assert_same("a parameter without elements");
+}
+
+#[test]
 fn rates_of_groups() {
     for optim in [adamw, grouped] {
         let training = Training {

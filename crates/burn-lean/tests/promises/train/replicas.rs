@@ -181,6 +181,52 @@ fn weights_that_have_drifted_apart_are_named() {
     }
 }
 
+/// At launch, and not after the shorter of two runs.
+#[test]
+fn another_number_of_epochs_is_named() {
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let ends = Threads::run(2, |replicas| {
+        let epochs = EPOCHS + replicas.rank();
+        let training = Training {
+            epochs,
+            ..how.training(replicas, folder.path())
+        };
+        panic_of(|| training.run(Mode::Released)).map(drop)
+    });
+    for end in ends {
+        let text = end.expect_err("more epochs");
+        let named = "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5";
+        assert!(text.contains(named), "{text}");
+    }
+}
+
+#[test]
+fn another_number_of_batches_is_named() {
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let ends = Threads::run(2, |replicas| {
+        // The last batch is that of the second replica.
+        let batches = ALL - replicas.rank();
+        let training = Training {
+            batches,
+            ..how.training(replicas, folder.path())
+        };
+        panic_of(|| training.run(Mode::Released)).map(drop)
+    });
+    for end in ends {
+        let text = end.expect_err("fewer batches");
+        let named = "rank 1: the end of the batches of epoch 1";
+        assert!(text.contains(named), "{text}");
+    }
+}
+
 /// The first validates, and decides for all.
 #[test]
 fn all_stop_early_together() {

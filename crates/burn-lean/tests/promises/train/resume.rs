@@ -7,9 +7,10 @@ use std::{fs, io};
 
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::train::checkpoint::{Checkpoint, Checkpointer};
+use burn_lean::train::release_learner;
 use burn_lean::train::resume::{CheckedFileCheckpointer, resume_point, resume_point_of_run};
 
-use super::harness::{Directory, Mode, Training, User};
+use super::harness::{Directory, Mode, Training, User, rates};
 use crate::harness::prelude::*;
 
 const RUN: &str = "seed: 42";
@@ -88,6 +89,21 @@ fn a_learner_does_not_train_on_a_flipped_bit() {
         };
         assert!(panic_of(|| resumed.run(mode)).is_err(), "{mode:?}");
     }
+}
+
+/// Nothing panics: who has launched the training has to look.
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_an_error_of_the_result() {
+    let training = Training {
+        epochs: 1,
+        saves: true,
+        of_run: Some(RUN),
+        ..Training::without_third_use(User::default())
+    };
+    fs::write(training.directory.path().join("checkpoint"), "a file").unwrap();
+    let learner = release_learner(training.model.clone(), adamw(), rates());
+    let result = training.supervised(Mode::Released).launch(learner);
+    assert!(result.error.is_some());
 }
 
 /// A checksum says so, which is deleted with its file.
