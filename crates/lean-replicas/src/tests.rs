@@ -131,15 +131,18 @@ fn rates_are_named_where_they_change() {
 /// A teacher beside its student.
 #[test]
 fn a_frozen_copy_does_not_take_the_place_of_what_is_trained() {
-    let exchange = Exchange::new(Replicas::new(|| Ok(Alone)).unwrap());
-    let teacher = Known {
-        is_trained: false,
-        ..known(9, "teacher")
-    };
-    exchange.know(vec![teacher, known(9, "student")]);
-    assert_eq!(exchange.order(), Some(vec![9]));
-    let said = exchange.describe("gradient", 9, "").unwrap();
-    assert!(said.contains("student"), "{said}");
+    let found = Threads::run(2, |replicas| {
+        let exchange = Exchange::new(replicas);
+        let teacher = Known {
+            is_trained: false,
+            ..known(9, "teacher")
+        };
+        exchange.know(vec![teacher, known(9, "student")]);
+        let said = exchange.describe("gradient", 9, "").unwrap();
+        assert!(said.contains("student"), "{said}");
+        exchange.order()
+    });
+    assert_eq!(found, [Some(vec![9]), Some(vec![9])]);
 }
 
 /// A new owner would not have the states of the steps before.
