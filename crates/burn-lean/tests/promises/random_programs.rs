@@ -341,8 +341,13 @@ fn expected(program: &Program, device: &Device) -> Vec<Bits> {
 }
 
 /// By how much of the largest weight the last bits differ, where the docs say that they may: mostly
-/// by nothing. An error where they say that they do not.
-fn compare(program: &Program, device: &Device, expected: &[Bits]) -> Result<f32, String> {
+/// by nothing. An error where they say that they do not, but for `unreported`.
+fn compare(
+    program: &Program,
+    device: &Device,
+    expected: &[Bits],
+    unreported: f32,
+) -> Result<f32, String> {
     let mut model = Parameters::new(program.parameters, device);
     let mut optim = sgd().with_gradient_release();
     for ((number, step), expected) in program.steps.iter().enumerate().zip(expected) {
@@ -363,7 +368,8 @@ fn compare(program: &Program, device: &Device, expected: &[Bits]) -> Result<f32,
         let distance = distance(&found, expected);
         let is_plain = !step.is_armed || optim.last_step().expect("a step has run").is_plain();
         let may_differ = !is_plain || graph.mixes_uses(program.parameters);
-        return match may_differ && distance < LAST_BITS {
+        let limit = if may_differ { LAST_BITS } else { unreported };
+        return match distance < limit {
             true => Ok(distance),
             false => Err(format!("step {number}: weights are off by {distance:e}")),
         };
@@ -373,13 +379,14 @@ fn compare(program: &Program, device: &Device, expected: &[Bits]) -> Result<f32,
 
 /// Runs programs with these numbers so often each; which graphs Burn's tape merges and forgets is
 /// decided by the order of a hash set.
-fn run(numbers: std::ops::Range<u64>, runs: usize, device: &Device) {
+fn run(numbers: std::ops::Range<u64>, runs: usize, device: &Device, unreported: f32) {
     let (mut same, mut off, mut failed) = (0, Vec::new(), Vec::new());
     for number in numbers {
         let program = Source(number << 32).program();
         let expected = expected(&program, device);
         let runs = (0..runs).map(|run| {
-            let compared = std::panic::catch_unwind(|| compare(&program, device, &expected));
+            let compared =
+                std::panic::catch_unwind(|| compare(&program, device, &expected, unreported));
             let compared = compared.unwrap_or_else(|_| Err("a panic".into()));
             compared.map_err(|reason| format!("program {number}, run {run}: {reason}"))
         });
@@ -457,7 +464,7 @@ fn programs_that_differed_once() {
                 steps: vec![step; 3],
             };
             let expected = expected(&program, &flex());
-            let compared = compare(&program, &flex(), &expected);
+            let compared = compare(&program, &flex(), &expected, 0.0);
             assert_eq!(compared, Ok(0.0), "{name}, armed {is_armed}");
         }
     }
@@ -500,7 +507,7 @@ fn an_input_that_leads_to_no_loss_gets_zeros() {
 #[test]
 fn random_programs_train_the_same() {
     for device in devices() {
-        run(0..60, 2, &device);
+        run(0..60, 2, &device, 0.0);
     }
 }
 
@@ -518,5 +525,6 @@ fn many_random_programs() {
     let first = variable("RANDOM_FIRST").unwrap_or(0);
     let count = variable("RANDOM_PROGRAMS").unwrap_or(1000);
     let runs = variable("RANDOM_RUNS").unwrap_or(20) as usize;
-    run(first..first + count, runs, &flex());
+    // Of 20,000, some 120 have what docs/exactness.md lists under "that `is_plain` does not report".
+    run(first..first + count, runs, &flex(), 2e-7);
 }
