@@ -99,8 +99,8 @@ impl LossScale {
 
 /// A scale that optimizers share. Clones share it, too.
 ///
-/// It falls as soon as a gradient of one of them has overflowed, and counts a step without overflow
-/// when each has ended a step, or one of them its second: once for all of them, as with PyTorch.
+/// It changes when each of its optimizers has ended a step, or one of them its second: once for all
+/// of them, as with PyTorch, and it falls if a gradient of any has overflowed.
 #[derive(Clone, Debug)]
 pub struct SharedLossScale {
     rule: LossScaleRule,
@@ -113,7 +113,7 @@ pub struct SharedLossScale {
 struct State {
     scale: LossScale,
     optimizers: Vec<Member>,
-    /// Whether a gradient has overflowed in this round of steps.
+    /// Whether a gradient has overflowed since the scale was updated.
     has_overflown: bool,
 }
 
@@ -127,7 +127,7 @@ struct Member {
     is_asked: bool,
     /// Whether the losses since its last step had several scales.
     is_mixed: bool,
-    /// Whether it has ended a step in this round.
+    /// Whether it has ended a step since the scale was updated.
     has_stepped: bool,
 }
 
@@ -157,10 +157,9 @@ impl State {
         optimizers.find(|member| member.optimizer.ptr_eq(&optimizer))
     }
 
-    fn end_round(&mut self, rule: &LossScaleRule) {
-        if !std::mem::take(&mut self.has_overflown) {
-            self.scale.update(rule, false);
-        }
+    fn update(&mut self, rule: &LossScaleRule) {
+        self.scale.update(rule, self.has_overflown);
+        self.has_overflown = false;
         for member in self.optimizers() {
             member.has_stepped = false;
         }
@@ -262,24 +261,19 @@ impl SharedLossScale {
         let current = state.scale.current();
         let member = state.member(&self.optimizer);
         if member.is_some_and(|member| member.has_stepped) {
-            state.end_round(&self.rule);
+            state.update(&self.rule);
         }
+        state.has_overflown |= has_overflown;
         let member = state.member(&self.optimizer);
         let asked = member.and_then(|member| {
             member.has_stepped = true;
             (member.is_asked, member.is_mixed) = (false, false);
             member.asked.take()
         });
-        let scale = asked.unwrap_or(current);
-        // What has overflowed at a larger scale says nothing of this one.
-        if has_overflown && !state.has_overflown && scale <= state.scale.current() {
-            state.scale.update(&self.rule, true);
-        }
-        state.has_overflown |= has_overflown;
         if state.optimizers().iter().all(|member| member.has_stepped) {
-            state.end_round(&self.rule);
+            state.update(&self.rule);
         }
-        scale
+        asked.unwrap_or(current)
     }
 
     /// The state to save.
@@ -369,29 +363,6 @@ mod tests {
 
     /// Nothing of the steps before the record was loaded: no scale, and no overflow. The other
     /// optimizer is in a window of micro-batches.
-    /// The other optimizer has not stepped, and may not for long.
-    #[test]
-    fn one_overflow_halves_a_shared_scale_once() {
-        let scale = SharedLossScale::new(LossScaleRule {
-            init_scale: 1024.0,
-            growth_factor: 2.0,
-            backoff_factor: 0.5,
-            growth_interval: 2,
-        });
-        let [first, second] = [(); 2].map(|()| scale.clone().for_optimizer());
-        scale.ask();
-        assert_eq!(first.update(true), 1024.0);
-        assert_eq!(scale.current(), 512.0);
-        // Its loss was scaled before.
-        assert_eq!(second.update(true), 1024.0);
-        assert_eq!(scale.current(), 512.0);
-        for expected in [512.0, 512.0, 1024.0] {
-            scale.ask();
-            first.update(false);
-            assert_eq!(scale.current(), expected);
-        }
-    }
-
     #[test]
     fn a_record_loaded_into_a_shared_scale() {
         let rule = LossScaleRule {
@@ -412,7 +383,7 @@ mod tests {
         assert!(!first.is_asked() && second.is_asked());
         assert_eq!(
             [&first, &second].map(SharedLossScale::inverse),
-            [0.125, 0.5]
+            [0.125, 0.25]
         );
         scale.ask();
         assert!(!first.is_mixed() && second.is_mixed());
