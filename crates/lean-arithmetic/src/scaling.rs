@@ -100,7 +100,9 @@ impl LossScale {
 /// A scale that optimizers share. Clones share it, too.
 ///
 /// It changes when each of its optimizers has ended a step, or one of them its second: once for all
-/// of them, as with PyTorch, and it falls if a gradient of any has overflowed.
+/// of them, as with PyTorch, and it falls if a gradient of any has overflowed. An optimizer that did
+/// not step is no longer awaited until it steps again, nor is a copy before its first step. An
+/// overflow at a scale that has fallen since is the same overflow: the scale does not fall for it.
 #[derive(Clone, Debug)]
 pub struct SharedLossScale {
     rule: LossScaleRule,
@@ -129,16 +131,23 @@ struct Member {
     is_mixed: bool,
     /// Whether it has ended a step since the scale was updated.
     has_stepped: bool,
+    /// Whether the scale waits for its step.
+    is_awaited: bool,
+    /// Whether the scale was updated since its last loss was scaled: the step comes after the update
+    /// that it belongs to.
+    is_late: bool,
 }
 
 impl Member {
-    fn new(optimizer: Weak<()>) -> Self {
+    fn new(optimizer: Weak<()>, is_awaited: bool) -> Self {
         Self {
             optimizer,
             asked: None,
             is_asked: false,
             is_mixed: false,
             has_stepped: false,
+            is_awaited,
+            is_late: false,
         }
     }
 }
@@ -161,7 +170,8 @@ impl State {
         self.scale.update(rule, self.has_overflown);
         self.has_overflown = false;
         for member in self.optimizers() {
-            member.has_stepped = false;
+            member.is_awaited &= member.has_stepped;
+            (member.has_stepped, member.is_late) = (false, member.asked.is_some());
         }
     }
 }
@@ -192,7 +202,7 @@ impl SharedLossScale {
         for member in state.optimizers() {
             member.is_mixed |= member.asked.is_some_and(|asked| asked != scale);
             member.asked = Some(scale);
-            member.is_asked = true;
+            (member.is_asked, member.is_late) = (true, false);
         }
         scale
     }
@@ -204,8 +214,18 @@ impl SharedLossScale {
 
     /// The scale as an optimizer holds it. Clones are held by the same optimizer.
     pub fn for_optimizer(self) -> Self {
+        self.held(true)
+    }
+
+    /// The scale as a copy of an optimizer holds it. The copy may never be used: it is awaited from its
+    /// first step on.
+    pub fn for_copy(self) -> Self {
+        self.held(false)
+    }
+
+    fn held(self, is_awaited: bool) -> Self {
         let optimizer = Arc::new(());
-        let member = Member::new(Arc::downgrade(&optimizer));
+        let member = Member::new(Arc::downgrade(&optimizer), is_awaited);
         self.state().optimizers.push(member);
         Self {
             optimizer: Some(optimizer),
@@ -262,18 +282,26 @@ impl SharedLossScale {
         let member = state.member(&self.optimizer);
         if member.is_some_and(|member| member.has_stepped) {
             state.update(&self.rule);
+            if let Some(member) = state.member(&self.optimizer) {
+                // The step that ends is the first of the next turn.
+                member.is_late = false;
+            }
         }
-        state.has_overflown |= has_overflown;
         let member = state.member(&self.optimizer);
         let asked = member.and_then(|member| {
-            member.has_stepped = true;
+            member.is_awaited = true;
+            member.has_stepped = !member.is_late;
             (member.is_asked, member.is_mixed) = (false, false);
             member.asked.take()
         });
-        if state.optimizers().iter().all(|member| member.has_stepped) {
+        let used = asked.unwrap_or(current);
+        let has_fallen = state.scale.current() < used;
+        state.has_overflown |= has_overflown && !has_fallen;
+        let mut awaited = state.optimizers().iter().filter(|member| member.is_awaited);
+        if awaited.all(|member| member.has_stepped) {
             state.update(&self.rule);
         }
-        asked.unwrap_or(current)
+        used
     }
 
     /// The state to save.
@@ -290,7 +318,7 @@ impl SharedLossScale {
             member.has_stepped = false;
         }
         if let Some(member) = state.member(&self.optimizer) {
-            *member = Member::new(member.optimizer.clone());
+            *member = Member::new(member.optimizer.clone(), member.is_awaited);
         }
     }
 }
@@ -391,6 +419,65 @@ mod tests {
             assert_eq!(optimizer.update(false), 8.0);
         }
         assert_eq!(scale.current(), 8.0);
+    }
+
+    fn of_1024() -> SharedLossScale {
+        SharedLossScale::new(LossScaleRule {
+            init_scale: 1024.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 3,
+        })
+    }
+
+    /// One that does not step costs an overflow a step more, once, and never a lower scale.
+    #[test]
+    fn an_idle_optimizer_is_not_awaited_for_ever() {
+        let scale = of_1024();
+        let [first, second] = [(); 2].map(|()| scale.clone().for_optimizer());
+        let step = |optimizer: &SharedLossScale, has_overflown| {
+            scale.ask();
+            optimizer.update(has_overflown);
+            scale.current()
+        };
+        assert_eq!(step(&first, false), 1024.0);
+        assert_eq!(step(&second, false), 1024.0);
+        let overflows = [true, true, false, true, false, false, false];
+        assert_eq!(
+            overflows.map(|has_overflown| step(&first, has_overflown)),
+            [1024.0, 512.0, 512.0, 256.0, 256.0, 256.0, 512.0]
+        );
+        // It is awaited again.
+        assert_eq!(step(&second, true), 512.0);
+        assert_eq!(step(&first, false), 256.0);
+    }
+
+    /// A copy that is only kept changes nothing. One that is used steps with the others.
+    #[test]
+    fn a_copy_is_awaited_from_its_first_step_on() {
+        let scale = of_1024();
+        let optimizer = scale.clone().for_optimizer();
+        let copy = optimizer.clone().for_copy();
+        let mut scales = Vec::new();
+        for has_overflown in [true, false, false, false] {
+            scale.ask();
+            optimizer.update(has_overflown);
+            scales.push(scale.current());
+        }
+        assert_eq!(scales, [512.0, 512.0, 512.0, 1024.0]);
+
+        // Both of one loss: the overflow of both is one.
+        scale.ask();
+        optimizer.update(true);
+        assert_eq!(scale.current(), 512.0);
+        assert_eq!(copy.update(true), 1024.0);
+        for expected in [256.0, 128.0] {
+            let used = scale.ask();
+            assert_eq!(optimizer.update(false), used);
+            assert_eq!(scale.current(), used);
+            assert_eq!(copy.update(true), used);
+            assert_eq!(scale.current(), expected);
+        }
     }
 
     #[test]

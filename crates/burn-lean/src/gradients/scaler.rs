@@ -16,11 +16,11 @@ lean_arithmetic::loss_scaler_configuration! {
 ///
 /// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
 /// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
-/// falls if a gradient of any has overflowed. An optimizer that accumulates must not share one with another
-/// that steps more often: its sums would be of several scales, and a model that is [armed with
-/// them](crate::ReleaseOptimizer::arm_accumulated) is not stepped
-/// ([`SeveralScales`](crate::ReleaseError::SeveralScales)). In a step that is not armed, nothing tells
-/// sums from gradients.
+/// falls if a gradient of any has overflowed. One that did not step is not awaited again until it steps.
+/// An optimizer that accumulates must not share one with another that steps more often: its sums would
+/// be of several scales, and a model that is [armed with them](crate::ReleaseOptimizer::arm_accumulated)
+/// is not stepped ([`SeveralScales`](crate::ReleaseError::SeveralScales)). In a step that is not armed,
+/// nothing tells sums from gradients.
 ///
 /// A step without any scaled loss is refused ([`NotScaled`](crate::ReleaseError::NotScaled)). In a window,
 /// scale the loss of each micro-batch: one that is not scaled, among others that are, is not found.

@@ -343,6 +343,21 @@ fn a_clone_shares_the_scaler() {
     assert_eq!(scales, [512.0, 256.0]);
 }
 
+/// Nor does a clone that never steps hold the scale up.
+#[test]
+fn a_clone_that_is_only_kept_changes_nothing() {
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let mut optim = sgd(&scaler);
+    let _kept = optim.clone();
+    let mut model = vector();
+    for factor in [1e38, 1.0] {
+        let loss = scaler.scale(model[0].val().sum() * factor);
+        model = ordinary_step(1.0, model, &mut optim, loss);
+        assert_eq!(scaler.current(), 512.0);
+    }
+    assert_eq!(first(&model), -1.0);
+}
+
 /// The report of a step that a measuring pass has found an overflow in.
 #[test]
 fn a_skipped_step_knows_its_groups() {

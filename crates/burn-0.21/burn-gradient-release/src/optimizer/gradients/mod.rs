@@ -112,7 +112,7 @@ impl GradientPolicy {
         let averages = lock(&self.averages).clone();
         Self {
             averages: Arc::new(Mutex::new(averages)),
-            scaler: self.scaler.clone().map(SharedLossScale::for_optimizer),
+            scaler: self.scaler.clone().map(SharedLossScale::for_copy),
             ..self.clone()
         }
     }

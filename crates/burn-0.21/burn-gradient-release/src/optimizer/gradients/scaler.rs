@@ -11,9 +11,9 @@ lean_arithmetic::loss_scaler_configuration!();
 ///
 /// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
 /// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
-/// falls if a gradient of any has overflown. An optimizer that accumulates must not share one with another
-/// that steps more often: its sums would be of several scales, and are refused
-/// ([`SeveralScales`](crate::ReleaseError::SeveralScales)).
+/// falls if a gradient of any has overflown. One that did not step is not awaited again until it steps.
+/// An optimizer that accumulates must not share one with another that steps more often: its sums would
+/// be of several scales, and are refused ([`SeveralScales`](crate::ReleaseError::SeveralScales)).
 #[derive(Clone, Debug)]
 pub struct LossScaler(pub(crate) SharedLossScale);
 
