@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::OutOfRange;
 use crate::exact::Exact;
-use crate::norm::coefficient_for;
+use crate::norm::ratio;
 use crate::settings::first_out_of_range;
 
 /// Settings of clipping by the global norm.
@@ -146,19 +146,27 @@ impl AutoClipRule {
 pub struct AutoClip(HashMap<u64, VecDeque<u32>>);
 
 impl AutoClip {
-    /// Factor for a gradient of this norm, which joins the history unless it is NaN.
+    /// Factor for a gradient of this norm, which joins the history unless it is NaN or zero. A gradient
+    /// of zeros, as of a block that a step leaves out, says nothing about the others.
     pub fn coefficient(&mut self, rule: &AutoClipRule, param: u64, norm: f64) -> f64 {
-        let history = self.0.entry(param).or_default();
-        if norm.is_nan() {
+        let kept = norm as f32;
+        if kept.is_nan() || kept == 0.0 {
             return 1.0;
         }
+        let history = self.0.entry(param).or_default();
         // A record may be of a longer history.
         while history.len() >= rule.history {
             history.pop_front();
         }
-        history.push_back((norm as f32).to_bits());
+        history.push_back(kept.to_bits());
         let mut norms: Vec<f32> = history.iter().copied().map(f32::from_bits).collect();
-        coefficient_for(percentile(&mut norms, rule.percentile), norm)
+        let target = percentile(&mut norms, rule.percentile);
+        // The norm as it is kept may be more than itself: the largest of all is not scaled.
+        if target < f64::from(kept) {
+            ratio(target, norm)
+        } else {
+            1.0
+        }
     }
 }
 
@@ -245,9 +253,9 @@ macro_rules! clipping_configurations {
 
         /// AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)), for each tensor by itself.
         ///
-        /// A gradient is scaled to the given percentile of the norms of this tensor's gradients so
-        /// far, including this one. Each norm is read when its gradient is complete: on a GPU this
-        /// waits for the device.
+        /// A gradient is scaled down to the given percentile of the norms of this tensor's gradients
+        /// so far, including this one. Gradients of zeros do not count. Each norm is read when its
+        /// gradient is complete: on a GPU this waits for the device.
         #[derive(burn::config::Config, Debug, Copy, PartialEq)]
         pub struct AutoClipConfig {
             /// Percentile, from 0 to 100.
@@ -348,6 +356,43 @@ mod tests {
         assert_eq!(auto, seen);
     }
 
+    /// As of a block that is left out in most steps: its other gradients are as large as they were.
+    #[test]
+    fn a_norm_of_zero_is_not_remembered() {
+        let rule = AutoClipRule {
+            percentile: 10.0,
+            history: 100,
+        };
+        let mut auto = AutoClip::default();
+        for _ in 0..20 {
+            assert_eq!(auto.coefficient(&rule, 7, 0.0), 1.0);
+        }
+        for _ in 0..10 {
+            assert_eq!(auto.coefficient(&rule, 7, 1.0), 1.0);
+        }
+        assert_eq!(auto.coefficient(&rule, 7, 0.0), 1.0);
+        assert_eq!(auto.coefficient(&rule, 7, 2.0), 0.5);
+    }
+
+    /// Of any size, in 64 bits too: the largest norm is its own 100th percentile.
+    #[test]
+    fn a_norm_at_its_percentile_is_not_scaled() {
+        let largest = AutoClipRule {
+            percentile: 100.0,
+            ..AUTO
+        };
+        for norm in [1e-30, 1e-8, 0.1, 1.0, 0.7_f64.sqrt(), 1e30] {
+            for rule in [AUTO, largest] {
+                let mut auto = AutoClip::default();
+                assert_eq!(auto.coefficient(&rule, 7, norm), 1.0);
+                assert_eq!(auto.coefficient(&rule, 7, norm), 1.0);
+            }
+            let mut auto = AutoClip::default();
+            auto.coefficient(&largest, 7, norm);
+            assert_eq!(auto.coefficient(&largest, 7, 2.0 * norm), 1.0);
+        }
+    }
+
     #[test]
     fn a_history_is_cut_to_its_length() {
         let longer = AutoClipRule { history: 5, ..AUTO };
@@ -356,7 +401,7 @@ mod tests {
             auto.coefficient(&longer, 7, norm);
         }
         // Of 1, 2 and 4 the median is 2.
-        assert_eq!(auto.coefficient(&AUTO, 7, 4.0), coefficient_for(2.0, 4.0));
+        assert_eq!(auto.coefficient(&AUTO, 7, 4.0), 0.5);
     }
 
     #[test]
