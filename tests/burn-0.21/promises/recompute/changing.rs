@@ -88,6 +88,31 @@ fn same(recompute: Recompute, passes: &[Pass]) -> Vec<Recomputed> {
     reports.iter().map(|report| report.recomputed()).collect()
 }
 
+/// A model that is armed already, without a forward pass in between.
+#[test]
+fn a_policy_that_changes_between_two_armings() {
+    let start = save::<P, _>(Model::<P>::new());
+    let run = |first: Recompute, second: Recompute| {
+        let mut model = load::<R, _>(Model::new(), &start, &Default::default());
+        let mut optim = recomputing(first);
+        model = optim.arm(RATE, model);
+        optim = optim.with_recompute(second);
+        model = optim.arm(RATE, model);
+        let grads = GradientsParams::from_grads(model.loss(FULL, 0).backward(), &model);
+        model = optim.step(RATE, model, grads);
+        let recomputed = optim.last_step().expect("a step was taken").recomputed();
+        (Weights::of::<R, _>(&model), recomputed.segments)
+    };
+    let (kept, none) = run(Recompute::None, Recompute::None);
+    assert_eq!(none, 0);
+    let (weights, segments) = run(Recompute::None, Recompute::Automatic);
+    weights.assert_same(&kept, "recomputed");
+    assert!(segments > 0);
+    let (weights, segments) = run(Recompute::Automatic, Recompute::None);
+    weights.assert_same(&kept, "kept");
+    assert_eq!(segments, 0);
+}
+
 #[test]
 fn the_weights_of_passes_that_change() {
     // Depths alternate, the branch comes and goes, and every fourth batch is smaller; then all at

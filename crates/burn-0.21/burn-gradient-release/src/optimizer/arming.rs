@@ -187,17 +187,16 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
             .and_then(|snapshot| snapshot.pending_site());
         // The leaf stays: earlier copies of the model still share it.
         let leaf = tensor.into_autodiff();
-        let site = pending.unwrap_or_else(|| {
-            let placeholder = self.placeholder(&device);
-            let tracer = self.actions.tracer().cloned();
-            Site::new(
-                &leaf,
-                placeholder,
-                &self.armed_set,
-                self.origins.clone(),
-                tracer,
-            )
-        });
+        let tracer = self.actions.tracer().cloned();
+        let site = match pending {
+            // Forward passes that have run keep the tracer that they had.
+            Some(site) => Site { tracer, ..site },
+            None => {
+                let placeholder = self.placeholder(&device);
+                let (armed_set, origins) = (&self.armed_set, self.origins.clone());
+                Site::new(&leaf, placeholder, armed_set, origins, tracer)
+            }
+        };
         let arming = Arming {
             param,
             site,
