@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread::LocalKey;
 
 use burn::Tensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -38,14 +39,7 @@ pub(crate) enum Share {
 /// Maps a copy of a model whose armed parameters share the slots of the model. The mapper must not
 /// change placeholders.
 pub(crate) fn shared<M: Module>(model: &M, share: Share, mapper: &mut impl ModuleMapper) -> M {
-    struct Back(Option<Share>);
-    impl Drop for Back {
-        fn drop(&mut self) {
-            SHARE.replace(self.0.take());
-        }
-    }
-    let _back = Back(SHARE.replace(Some(share)));
-    model.clone().map(mapper)
+    during(&SHARE, share, || model.clone().map(mapper))
 }
 
 fn shares() -> bool {
@@ -119,16 +113,26 @@ impl Found {
 
 /// Visits a model, and returns the armed parameters in it.
 pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> Vec<Found> {
-    /// Puts back what was collected before, after a panic, too.
-    struct Back(Option<Vec<Found>>);
-    impl Drop for Back {
+    during(&FOUND, Vec::new(), || {
+        model.visit(visitor);
+        FOUND.take().unwrap_or_default()
+    })
+}
+
+/// Runs something with a value of this thread, and puts back the one before, after a panic too.
+fn during<T: 'static, R>(
+    local: &'static LocalKey<RefCell<Option<T>>>,
+    value: T,
+    run: impl FnOnce() -> R,
+) -> R {
+    struct Back<T: 'static>(&'static LocalKey<RefCell<Option<T>>>, Option<T>);
+    impl<T> Drop for Back<T> {
         fn drop(&mut self) {
-            FOUND.set(self.0.take());
+            self.0.set(self.1.take());
         }
     }
-    let _back = Back(FOUND.replace(Some(Vec::new())));
-    model.visit(visitor);
-    FOUND.take().unwrap_or_default()
+    let _back = Back(local, local.replace(Some(value)));
+    run()
 }
 
 /// The path of a parameter of a model that holds a placeholder, if there is one.

@@ -47,7 +47,7 @@ pub const LEAST_SCALE: f32 = 1e-30;
 
 /// The noise of a block whose first place this is.
 #[inline(always)]
-pub(super) fn fractions(noise: Noise, first: u32) -> [f32; BLOCK] {
+pub(super) fn noise_of_block(noise: Noise, first: u32) -> [f32; BLOCK] {
     let mut fractions = [0.0; BLOCK];
     for (place, fraction) in (0u32..).zip(&mut fractions) {
         *fraction = noise.fraction(first.wrapping_add(place));
@@ -146,7 +146,7 @@ impl Kind {
         let fractions = match fractions {
             Some(fractions) => fractions,
             None => {
-                of_scale = self::fractions(Noise::of_scale(scale.scale), first);
+                of_scale = noise_of_block(Noise::of_scale(scale.scale), first);
                 &of_scale
             }
         };
@@ -224,7 +224,7 @@ impl Kind {
         let blocks = numbers.chunks(BLOCK).zip(firsts).map(|(numbers, first)| {
             let (mut block, mut bytes) = ([0.0; BLOCK], [0; BYTES]);
             block[..numbers.len()].copy_from_slice(numbers);
-            let fractions = noise.map(|noise| fractions(noise, first));
+            let fractions = noise.map(|noise| noise_of_block(noise, first));
             self.write(
                 &block,
                 self.scale(&block),

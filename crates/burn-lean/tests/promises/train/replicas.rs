@@ -181,50 +181,43 @@ fn weights_that_have_drifted_apart_are_named() {
     }
 }
 
-/// At launch, and not after the shorter of two runs.
-#[test]
-fn another_number_of_epochs_is_named() {
+/// Two replicas end with this text if the second is changed.
+fn assert_named(change: fn(&mut Training), named: &str) {
     let how = How {
         is_sharded: false,
         max_norm: None,
     };
     let folder = Directory::temporary();
     let ends = Threads::run(2, |replicas| {
-        let epochs = EPOCHS + replicas.rank();
-        let training = Training {
-            epochs,
-            ..how.training(replicas, folder.path())
-        };
+        let is_second = replicas.rank() == 1;
+        let mut training = how.training(replicas, folder.path());
+        if is_second {
+            change(&mut training);
+        }
         panic_of(|| training.run(Mode::Released)).map(drop)
     });
     for end in ends {
-        let text = end.expect_err("more epochs");
-        let named = "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5";
+        let text = end.expect_err(named);
         assert!(text.contains(named), "{text}");
     }
 }
 
+/// At launch, and not after the shorter of two runs.
+#[test]
+fn another_number_of_epochs_is_named() {
+    assert_named(
+        |training| training.epochs = EPOCHS + 1,
+        "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5",
+    );
+}
+
 #[test]
 fn another_number_of_batches_is_named() {
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
-    let folder = Directory::temporary();
-    let ends = Threads::run(2, |replicas| {
+    assert_named(
         // The last batch is that of the second replica.
-        let batches = ALL - replicas.rank();
-        let training = Training {
-            batches,
-            ..how.training(replicas, folder.path())
-        };
-        panic_of(|| training.run(Mode::Released)).map(drop)
-    });
-    for end in ends {
-        let text = end.expect_err("fewer batches");
-        let named = "rank 1: the end of the batches of epoch 1";
-        assert!(text.contains(named), "{text}");
-    }
+        |training| training.batches = ALL - 1,
+        "rank 1: the end of the batches of epoch 1",
+    );
 }
 
 /// The first validates, and decides for all.

@@ -6,7 +6,7 @@ mod vector;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::powers::fractions;
+use super::powers::noise_of_block;
 use super::{BLOCK, Clip, Measure, Noise, Rule, Split};
 
 pub use buffer::{Buffer, Source};
@@ -273,7 +273,7 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
         }
         let first = first + block * BLOCK;
         let noise = pass.noise.filter(|_| scales.iter().any(Option::is_some));
-        let fractions = noise.map(|noise| fractions(noise, first as u32));
+        let fractions = noise.map(|noise| noise_of_block(noise, first as u32));
         for ((state, floats), scale) in states.iter_mut().zip(&floats).zip(scales) {
             state.store(block, floats, scale, fractions.as_ref(), first);
         }
