@@ -72,10 +72,10 @@ fn a_recording_draws_no_weights() {
     let _turn = turn();
     let model: Linear<P> = LinearConfig::new(4, 2).init(&Default::default());
     let snapshot = recorded(Recorder::new("the first step").with_steps(0..1), || {
-        let batch = Tensor::ones([3, 4], &Default::default());
+        let batch = Tensor::<P, 2>::ones([3, 4], &Default::default());
         let pass = || {
             assert!(!model.weight.is_initialized());
-            model.forward::<2>(batch)
+            model.forward(batch)
         };
         drop(forward(&model, pass));
     })
