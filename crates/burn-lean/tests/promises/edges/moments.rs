@@ -607,7 +607,7 @@ pub(super) const CALLS: &[(&str, Call)] = &[
     ("optim.with_grad_norm ..", |run| {
         run.set(|optim| {
             let optim = optim.with_grad_norm().with_non_finite_stop();
-            optim.with_f32_gradients().with_first_pass(FirstPass::Exact)
+            optim.with_first_pass(FirstPass::Exact)
         })
     }),
     ("drop(optim)", |run| {
