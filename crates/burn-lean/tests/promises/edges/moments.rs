@@ -36,6 +36,8 @@ optim.gradient_record      | =                  | =                  | =        
 optim.load_gradient_record | =                  | =                  | =                  | =                 | =                  | =
 optim.with_norm_clipping   | step: NotMeasured  | step: NotMeasured  | step: NotMeasured  | step: NotMeasured | step: NotMeasured  | step: NotMeasured
 optim.with_loss_scaler     | step: NotScaled    | step: NotScaled    | step: NotScaled    | step: NotScaled   | step: NotScaled    | step: NotScaled
+optim.with_group           | =                  | step: SetInStep    | step: SetInStep    | step: SetInStep   | =                  | =
+optim.with_f32_gradients   | =                  | step: SetInStep    | step: SetInStep    | step: SetInStep   | =                  | =
 optim.with_grad_norm ..    | =                  | =                  | =                  | =                 | =                  | =
 drop(optim)                | =                  | =                  | =                  | step: Abandoned   | =                  | =
 optim.into_optimizer       | =                  | =                  | =                  | Unfinished        | =                  | =
@@ -79,6 +81,8 @@ optim.gradient_record      | =                 | =                 | =          
 optim.load_gradient_record | =                 | =                 | =                  | =
 optim.with_norm_clipping   | step: NotMeasured | step: NotMeasured | step: NotMeasured  | step: NotMeasured
 optim.with_loss_scaler     | step: NotScaled   | step: NotScaled   | step: NotScaled    | step: NotScaled
+optim.with_group           | =                 | =                 | =                  | step: SetInStep
+optim.with_f32_gradients   | =                 | =                 | =                  | step: SetInStep
 optim.with_grad_norm ..    | =                 | =                 | =                  | =
 drop(optim)                | =                 | =                 | =                  | =
 optim.into_optimizer       | =                 | =                 | =                  | =
@@ -122,6 +126,8 @@ optim.gradient_record      | Unfinished        | Unfinished        | Unfinished 
 optim.load_gradient_record | =                 | =                 | step: Unfinished | step: Interrupted
 optim.with_norm_clipping   | step: NotMeasured | step: NotMeasured | step: Unfinished | step: Interrupted
 optim.with_loss_scaler     | step: NotScaled   | step: NotScaled   | step: Unfinished | step: Interrupted
+optim.with_group           | step: SetInStep   | step: SetInStep   | step: Unfinished | step: Interrupted
+optim.with_f32_gradients   | step: SetInStep   | step: SetInStep   | step: Unfinished | step: Interrupted
 optim.with_grad_norm ..    | =                 | =                 | step: Unfinished | step: Interrupted
 drop(optim)                | step: Abandoned   | step: Abandoned   | step: Abandoned  | step: Abandoned
 optim.into_optimizer       | Unfinished        | Unfinished        | Unfinished       | Interrupted
@@ -602,6 +608,14 @@ pub(super) const CALLS: &[(&str, Call)] = &[
     }),
     ("optim.with_loss_scaler", |run| {
         run.set(|optim| optim.with_loss_scaler(LossScalerConfig::new().init()))
+    }),
+    ("optim.with_group", |run| {
+        let plain = run.plain_optim.clone();
+        run.plain_optim = plain.with_group(first(), SgdConfig::new().build(), None);
+        run.set(|optim| optim.with_group(first(), SgdConfig::new().build(), None))
+    }),
+    ("optim.with_f32_gradients", |run| {
+        run.set(ReleaseOptimizer::with_f32_gradients)
     }),
     // And the others that change no number.
     ("optim.with_grad_norm ..", |run| {

@@ -35,6 +35,8 @@ const LEFT_OUT: &[&str] = &[
     "optim.two_passes",
     "optim.with_norm_clipping",
     "optim.with_loss_scaler",
+    "optim.with_group",
+    "optim.with_f32_gradients",
     "optim.with_grad_norm ..",
 ];
 
