@@ -65,6 +65,7 @@ fn burns_encoder_and_decoder() {
     }
 }
 
+#[cfg(feature = "operations")]
 #[test]
 fn lean_encoder_and_decoder() {
     translated!(burn_lean::operations::nn);

@@ -43,7 +43,7 @@ impl Target {
 
 /// Half of a subgraph: the operations that were kept in the forward pass, or the segment below it,
 /// replayed. The kept half runs first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Half {
     Kept,
     Replayed,
