@@ -231,6 +231,7 @@ impl ReleaseOptimizer {
         drop((slots, stepper));
         if armed > 0 {
             survey.check_duplicate()?;
+            survey.check_lost(&self.session, model)?;
         }
         survey.check_abandoned(&self.session)?;
         survey.check_elsewhere(&self.session)?;
