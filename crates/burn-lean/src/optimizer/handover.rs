@@ -188,7 +188,7 @@ impl ReleaseOptimizer {
         report.set_skipped(&hand_out.skipped);
         let has_skipped = report.count(Outcome::Skipped) > 0;
         let gradients = &mut self.session.stepper().gradients;
-        report.gradients = gradients.end_step(&survey.ids(), has_skipped);
+        report.gradients = gradients.end_step(&survey.ids(), report.stepped(), has_skipped);
         Ok((hand_out.marks, report))
     }
 
