@@ -183,8 +183,12 @@ impl Clone for Released {
 
 impl Drop for Released {
     fn drop(&mut self) {
+        let is_copy = self.copy.take().is_some();
         if self.is_own {
             self.slot.owners.fetch_sub(1, Ordering::Relaxed);
+        }
+        if self.is_own || is_copy {
+            self.slot.leave_tape_if_unused();
         }
     }
 }

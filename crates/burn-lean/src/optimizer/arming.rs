@@ -39,6 +39,7 @@ pub(super) fn arm<M: Module>(
         .all(|id| survey.found.contains_key(id));
     if !survey.found.values().all(is_kept) || !is_in_place {
         session.progress.reset();
+        session.orders().forget_hooks();
         left = sums_of(&survey);
         if survey.has_adapters {
             abandon_others(session, &survey);
@@ -148,7 +149,13 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers: HashMap<_, _> = mappers.collect();
     let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
     let own = survey.found.values().filter(|found| !found.is_copy());
-    own.for_each(|found| found.slot.go_on());
+    for Found { slot, .. } in own {
+        slot.go_on();
+        // The sum of a parameter that was loaded under another id is asked for by the one from before.
+        if slot.has_weight() && !slot.has_sum() {
+            drop(slot.end());
+        }
+    }
     model
 }
 

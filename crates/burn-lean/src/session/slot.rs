@@ -97,6 +97,15 @@ impl State {
         self.weight = Weight::Elsewhere;
     }
 
+    /// Takes the weight off a tape that is not used again. A scope that no backward pass comes to keeps
+    /// the slot, and so the slot would keep the graph of that scope for ever.
+    pub(super) fn leave_tape(&mut self, path: &Path) {
+        self.leaf = None;
+        if self.weight.is_here() {
+            self.weight = Weight::Bare(self.weight.take(path));
+        }
+    }
+
     fn snapshot_of(&self, weight: DispatchTensor) -> Snapshot {
         Snapshot {
             weight,
@@ -224,6 +233,26 @@ impl Slot {
     pub(super) fn armed_session(&self) -> Option<Arc<Session>> {
         let session = self.session()?;
         (session.is_armed() && session.has(self)).then_some(session)
+    }
+
+    /// Leaves the tape, if no model, copy or optimizer has the slot any more.
+    pub(crate) fn leave_tape_if_unused(&self) {
+        // What is dropped waits for nobody, and does not panic in an optimizer's step.
+        let Ok(state) = self.state.try_lock() else {
+            return;
+        };
+        let mut copies = state.snapshots.iter().chain(&state.moved);
+        let is_unused = state.leaf.is_some()
+            && self.owners.load(Ordering::Relaxed) == 0
+            && copies.all(|copy| copy.strong_count() == 0);
+        let session = state.session.upgrade();
+        drop(state);
+        if is_unused
+            && session.is_none_or(|session| !session.has(self))
+            && let Ok(mut state) = self.state.try_lock()
+        {
+            state.leave_tape(&self.path());
+        }
     }
 
     pub(crate) fn weight(&self) -> DispatchTensor {
