@@ -108,10 +108,11 @@ impl Holds {
         let data = Tensor::<1>::from_dispatch(plain(base.clone())).into_data();
         let dtype = data.dtype();
         let signaling = bits(dtype);
-        let is_left = |element: &[u8]| {
+        let is_of_placeholder = |element: &[u8]| {
             signaling.as_deref() == Some(element) || is_computed(dtype, element) == Some(true)
         };
-        match data.as_bytes().chunks_exact(dtype.size()).any(is_left) {
+        let mut elements = data.as_bytes().chunks_exact(dtype.size());
+        match elements.any(is_of_placeholder) {
             true => Self::Computed,
             false => Self::Weight,
         }

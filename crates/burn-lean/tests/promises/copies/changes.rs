@@ -186,7 +186,8 @@ fn placeholders_changed_in_part_or_quantized() {
     let (model, mut optim, _) = started();
     let model = optim.arm(LR, model);
     let copy = quantized(model.clone().materialize());
-    assert!(!is_nan(&[bits_of(copy.tied.val().dequantize())]));
+    let bits = bits_of(copy.tied.val().dequantize());
+    assert!(bits.iter().any(|bits| *bits != 0));
     drop(copy.into_record());
 }
 
