@@ -37,6 +37,7 @@
 //! names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; `cube`, for
 //! other devices of CubeCL.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // But in `operations::flex::product`.
 #![deny(unsafe_code)]
 

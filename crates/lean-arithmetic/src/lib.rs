@@ -5,6 +5,7 @@
 //! states and records. Nothing here depends on a version of Burn, so that each formula stands in
 //! one place: the kernels of `optim::cube` too, which are compiled for each version of cubecl.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod clipping;

@@ -62,8 +62,8 @@ struct Parameter {
     is_trained: bool,
 }
 
-/// An order, and after it those of another one that it lacks: a gradient that does not come keeps none
-/// waiting there.
+/// An order, followed by the ids of another one that it lacks. They come last, where no
+/// gradient waits for one that does not come.
 fn completed_by(mut order: Vec<u64>, other: &[u64]) -> Vec<u64> {
     let known: HashSet<_> = order.iter().copied().collect();
     order.extend(other.iter().filter(|id| !known.contains(id)));

@@ -60,15 +60,14 @@ impl<'a> ModelWalk<'a> {
         if self.error.is_some() {
             return;
         }
-        let mut hasher = DefaultHasher::new();
-        bytes().hash(&mut hasher);
         let id = id.map_or(String::new(), |id| format!(", id {id}"));
         let what = self.parameter(kind);
-        let what = format!("{what}{id}, digest {:016x}", hasher.finish());
+        let what = format!("{what}{id}, digest {:016x}", digest(&bytes()));
         self.error = self.replicas.meet(&what).err();
     }
 
-    /// The id and the bytes of the first replica's parameter. `None` after an error.
+    /// The id and the bytes of the first replica's parameter, which are sent only if a replica has
+    /// others. `None` after an error.
     pub fn receive(
         &mut self,
         id: u64,
@@ -86,7 +85,11 @@ impl<'a> ModelWalk<'a> {
         let pending = self.replicas.begin(what, move |communicator| {
             let mut own = id.to_ne_bytes();
             communicator.broadcast(0, &mut own)?;
-            segments::broadcast(communicator, 0, &mut bytes)?;
+            let digest = digest(&bytes).to_ne_bytes();
+            let of_all = communicator.all_gather(&digest)?;
+            if of_all != digest.repeat(communicator.size()) {
+                segments::broadcast(communicator, 0, &mut bytes)?;
+            }
             Ok((u64::from_ne_bytes(own), bytes))
         });
         pending
@@ -110,4 +113,10 @@ impl<'a> ModelWalk<'a> {
             None => self.replicas.meet(END_OF_MODEL),
         }
     }
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }

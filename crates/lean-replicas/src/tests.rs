@@ -1,7 +1,10 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{thread, time::Duration};
 
 use crate::{
-    Alone, CommunicationError, Communicator as _, Exchange, Known, ReplicaError, Replicas, Threads,
+    Alone, CommunicationError, Communicator, Exchange, Known, ModelWalk, ReplicaError, Replicas,
+    Threads,
 };
 
 #[test]
@@ -241,4 +244,59 @@ fn bytes_of_one_replica_are_at_all() {
         exchange.from_rank(2, "bytes", bytes).unwrap()
     });
     assert_eq!(found, [(); 3].map(|()| vec![2; 6]));
+}
+
+/// As frozen weights after each epoch.
+#[test]
+fn a_parameter_that_all_have_is_not_sent() {
+    struct Counted(Threads, Arc<AtomicUsize>);
+
+    impl Communicator for Counted {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+
+        fn size(&self) -> usize {
+            self.0.size()
+        }
+
+        fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+            self.0.all_gather(bytes)
+        }
+
+        fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+            self.0.gather(root, bytes)
+        }
+
+        fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+            self.0.all_to_all(bytes)
+        }
+
+        fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
+            self.1.fetch_max(bytes.len(), Ordering::Relaxed);
+            self.0.broadcast(root, bytes)
+        }
+
+        fn abort(&self) {
+            self.0.abort();
+        }
+    }
+
+    for (of_second, most) in [(vec![1; 100], 8), (vec![2; 100], 100)] {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let brought = Threads::new(2).into_iter().zip([vec![1; 100], of_second]);
+        thread::scope(|scope| {
+            for (thread, bytes) in brought {
+                let counted = Counted(thread, sent.clone());
+                scope.spawn(move || {
+                    let replicas = Replicas::new(move || Ok(counted)).unwrap();
+                    let mut walk = ModelWalk::new(&replicas);
+                    let received = walk.receive(7, false, "[100] U8", bytes);
+                    assert_eq!(received, Some((7, vec![1; 100])));
+                    walk.finish().unwrap();
+                });
+            }
+        });
+        assert_eq!(sent.load(Ordering::Relaxed), most);
+    }
 }

@@ -96,6 +96,11 @@ impl RunFolder {
         &self.path
     }
 
+    /// Whether the run in this folder has written its results.
+    pub fn is_finished(&self) -> bool {
+        self.path.join(RESULTS).exists()
+    }
+
     /// The checkpoints, of whichever run.
     pub fn checkpoints(&self) -> Checkpoints {
         self.checkpoints.clone()
@@ -173,7 +178,7 @@ impl RunFolder {
         if settings.exists() && self.settings::<S>().is_err() {
             return Err(FolderError::OfAnotherProgram(settings));
         }
-        if !overwrite && self.path.join(RESULTS).exists() {
+        if !overwrite && self.is_finished() {
             return Err(FolderError::Finished(self.path.clone()));
         }
         if !overwrite && self.checkpoints.exist() {
@@ -260,7 +265,11 @@ mod tests {
         is_refused(
             "holds a run that was interrupted: resume it, overwrite it, or choose another folder",
         );
-        open(&path).unwrap().save_results(&0.97).unwrap();
+        let folder = open(&path).unwrap();
+        assert!(!folder.is_finished());
+        folder.save_results(&0.97).unwrap();
+        assert!(folder.is_finished());
+        drop(folder);
         is_refused("holds a finished run: overwrite it, or choose another folder");
 
         // What is not of the run stays.

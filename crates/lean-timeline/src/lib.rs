@@ -15,6 +15,7 @@
 //!
 //! From a recording of plain Burn they [estimate](analysis::Choice) the peak with gradient release and
 //! with other optimizers.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod analysis;

@@ -153,9 +153,15 @@ pub struct Run {
 }
 
 impl<E: Args> Start<E> {
+    /// Whether this is the one process that shows and writes what is the same in all.
+    pub fn is_first(&self) -> bool {
+        self.replicas.as_ref().is_none_or(Replicas::is_first)
+    }
+
     /// Takes the folder for a run. Of several processes, the first does. Whatever is wrong with the
     /// options, in any process, is found before anything is written or removed; `check` looks at
-    /// the settings and the images, and may settle what is open.
+    /// the settings and the images, and may settle what is open. `None` if the run to resume has
+    /// ended: its files stay.
     ///
     /// # Errors
     ///
@@ -164,13 +170,13 @@ impl<E: Args> Start<E> {
         &self,
         parts: &[&str],
         check: impl FnOnce(&mut Settings, &Dataset) -> Result<T>,
-    ) -> Result<(Run, T)> {
+    ) -> Result<Option<(Run, T)>> {
         let Options {
             resume, overwrite, ..
         } = self.options;
         let usual = || Path::new("artifacts").join(self.program);
         let path = &self.options.artifact_dir.clone().unwrap_or_else(usual);
-        let is_first = self.replicas.as_ref().is_none_or(Replicas::is_first);
+        let is_first = self.is_first();
         let mut folder = RunFolder::read(path, parts);
         let mut settings = self.options.settings.clone();
         settings.program = self.program.into();
@@ -213,6 +219,15 @@ impl<E: Args> Start<E> {
             let settings = listed(&settings)?.into_iter();
             replicas.same_settings(settings.filter(|(name, _)| name != "data"))?;
         }
+        if resume && folder.is_finished() {
+            if is_first {
+                let path = path.display();
+                note(&format!(
+                    "{path} holds a finished run: nothing is left to train"
+                ));
+            }
+            return Ok(None);
+        }
 
         let identity = identity(&settings, &MAY_CHANGE)?;
         let checkpoints = folder.checkpoints().of_run(&identity);
@@ -244,7 +259,7 @@ impl<E: Args> Start<E> {
             resume_point,
             is_first,
         };
-        Ok((run, checked))
+        Ok(Some((run, checked)))
     }
 }
 

@@ -2,9 +2,11 @@
 //! tested in `lean-run-folder`; here, that the program uses it.
 
 use crate::PROGRAM;
-use crate::program::{Home, fails, outcome, result, train, wait_for, write_images};
+use crate::program::{Home, fails, json, outcome, result, said, train, wait_for, write_images};
 use serde_json::Value;
 use std::collections::HashMap;
+#[cfg(unix)]
+use std::process::Command;
 use std::process::Stdio;
 
 #[test]
@@ -48,6 +50,35 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     home.forget("whole", 2);
     let resumed = result(&mut home.resume("whole", ""));
     assert_eq!(outcome(&resumed), outcome(&whole));
+    // A run that has ended stays as it is.
+    let before = ["config.json", "results.json"].map(|file| home.folder("whole").join(file));
+    let before = before.map(|file| (json(&file), file));
+    let output = home.resume("whole", "--mode plain").output().unwrap();
+    let is_said = said(&output).contains("holds a finished run: nothing is left to train");
+    assert!(output.status.success() && is_said, "{}", said(&output));
+    for (value, file) in before {
+        assert_eq!(json(&file), value);
+    }
+}
+
+/// A limit on the size of files stands for a full disk.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_cannot_be_written_has_its_own_exit_code() {
+    let home = Home::new();
+    let run = home.train("run", 1, "");
+    let mut limited = Command::new("sh");
+    // The signal would end the program.
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""]);
+    limited.arg(run.get_program()).args(run.get_args());
+    let output = limited.output().unwrap();
+    assert!(
+        said(&output).contains("File too large"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(output.status.code(), Some(74), "{}", said(&output));
+    result(&mut home.resume("run", ""));
 }
 
 /// The second program is refused while the first one trains, which is then killed.

@@ -18,6 +18,26 @@ fn recorded(home: &Home, mode: &str) -> Snapshot {
     Snapshot::load(&file).unwrap()
 }
 
+/// Of a single batch there is no third one to record.
+#[test]
+fn what_is_not_recorded_does_not_cost_the_results() {
+    let home = Home::new();
+    let options = "--epochs 1 --batch-size 32 --patch-size 4 --memory-timeline";
+    let mut run = train(&home.folder("run"), options);
+    run.arg(home.folder("run.json.gz"));
+    let output = run
+        .arg("--data")
+        .arg(home.folder("images"))
+        .output()
+        .unwrap();
+    let said = said(&output);
+    assert!(
+        !output.status.success() && said.contains("nothing was recorded"),
+        "{said}"
+    );
+    assert!(home.folder("run/results.json").exists(), "{said}");
+}
+
 /// Whether bytes differ by a twentieth at most.
 fn is_near(one: u64, other: u64) -> bool {
     println!("{one} {other}");

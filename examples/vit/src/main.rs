@@ -1,8 +1,8 @@
 //! The program: its options, and the run in its folder.
 
 use anyhow::{Result, ensure};
+use burn_lean::DataParallel;
 use burn_lean::timeline::{Heap, Recorder};
-use burn_lean::{DataParallel, Replicas};
 use bytesize::ByteSize;
 use clap::Args;
 use peak_alloc::PeakAlloc;
@@ -46,8 +46,8 @@ fn train(start: &Start<Extra>) -> Result<()> {
             fit::choose(most, settings, &start.given, data, &device)?;
         }
         // Before there are tensors. Of several processes, all would write the same file.
-        let is_first = start.replicas.as_ref().is_none_or(Replicas::is_first);
-        let file = options.memory_timeline.as_ref().filter(|_| is_first);
+        let file = options.memory_timeline.as_ref();
+        let file = file.filter(|_| start.is_first());
         ensure!(
             file.is_none() || settings.backend.is_on_heap(),
             "--memory-timeline records the heap, and tensors are there with --backend flex alone"
@@ -56,7 +56,9 @@ fn train(start: &Start<Extra>) -> Result<()> {
         let record = |file| Recorder::new(title).with_file(file).start();
         Ok((device, file.map(record).transpose()?))
     };
-    let (run, (device, recording)) = start.begin(&PARTS, check)?;
+    let Some((run, (device, recording))) = start.begin(&PARTS, check)? else {
+        return Ok(());
+    };
     let parallel = start.replicas.clone().map(DataParallel::new);
     let train = Train {
         run: &run,
@@ -71,8 +73,5 @@ fn train(start: &Start<Extra>) -> Result<()> {
             device,
         },
     };
-    match train.run(recording)? {
-        Some(results) => run.end(&results),
-        None => Ok(()),
-    }
+    train.run(recording)
 }

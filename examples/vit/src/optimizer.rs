@@ -3,10 +3,13 @@
 use anyhow::Result;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::store::RecordError;
 use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
-    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease, timeline,
+    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
+    WithGradientRelease, timeline,
 };
+use lean_run_folder::CannotWrite;
 use std::path::Path;
 use std::sync::Arc;
 use vit_common::config::{Mode, OptimizerKind, WEIGHT_DECAY};
@@ -68,10 +71,21 @@ impl Optimizer {
     /// Writes the states of all parameters to a file: either optimizer loads those of the other.
     /// Several processes all call it, and the first writes.
     pub fn save(&self, parallel: Option<&DataParallel>, file: &Path) -> Result<()> {
+        // Burn's error has lost what the system has said.
+        let cannot = |error: RecordError| CannotWrite::to(file, error);
         match (self, parallel) {
-            (Self::Plain(optimizer), _) => optimizer.save(file)?,
-            (Self::Release(optimizer), None) => optimizer.try_to_record()?.save(file)?,
-            (Self::Release(optimizer), Some(parallel)) => parallel.save_states(optimizer, file)?,
+            (Self::Plain(optimizer), _) => optimizer.save(file).map_err(cannot)?,
+            (Self::Release(optimizer), None) => {
+                optimizer.try_to_record()?.save(file).map_err(cannot)?;
+            }
+            (Self::Release(optimizer), Some(parallel)) => {
+                match parallel.save_states(optimizer, file) {
+                    Err(SaveStatesError::File { reason }) => {
+                        return Err(CannotWrite::to(file, reason).into());
+                    }
+                    saved => saved?,
+                }
+            }
         }
         Ok(())
     }

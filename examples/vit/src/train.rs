@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use burn::store::ModuleRecord;
 use burn::tensor::Tensor;
 use burn_lean::timeline::{self, Recording};
-use lean_run_folder::note;
+use lean_run_folder::{CannotWrite, note};
 use vit_common::config::{Mode, Operations};
 use vit_common::memory::mib;
 use vit_common::run::{Results, Run};
@@ -30,21 +30,21 @@ pub struct Train<'a> {
 }
 
 impl Train<'_> {
-    /// Trains from the checkpoint to resume from, or from random weights. No results if it was
-    /// stopped, and in any process but the first.
+    /// Trains from the checkpoint to resume from, or from random weights. The first process writes
+    /// the results, unless the run was stopped.
     ///
     /// # Errors
     ///
     /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
-    /// same; the training ended before anything was recorded.
-    pub fn run(&self, recording: Option<Recording>) -> Result<Option<Results>> {
+    /// same; a file cannot be written; the training ended before anything was recorded.
+    pub fn run(&self, recording: Option<Recording>) -> Result<()> {
         match self.run.settings.operations {
             Operations::Default => self.run_with::<Vit>(recording),
             Operations::Lean => self.run_with::<LeanVit>(recording),
         }
     }
 
-    fn run_with<M: Model>(&self, recording: Option<Recording>) -> Result<Option<Results>> {
+    fn run_with<M: Model>(&self, recording: Option<Recording>) -> Result<()> {
         let Run { settings, data, .. } = self.run;
         let (epochs, batches) = (settings.epochs, settings.batches(data));
         let done = self.run.resume_point.unwrap_or(0);
@@ -108,19 +108,21 @@ impl Train<'_> {
             let (rank, peak) = (replicas.rank(), mib(peak.in_use));
             note(&format!("peak of process {rank}: {peak}"));
         }
-        recording.map(Recording::finish).transpose()?;
-        if !self.run.is_first || stopped {
-            return Ok(None);
+        let recorded = recording.map(Recording::finish).transpose();
+        if self.run.is_first && !stopped {
+            let (validation_loss, validation_accuracy) = self.validate(&model);
+            self.run.end(&Results {
+                epochs,
+                validation_loss,
+                validation_accuracy,
+                peak_bytes: peak.in_use,
+                peak_reserved_bytes: peak.reserved,
+                weights_digest: digest(&model),
+            })?;
         }
-        let (validation_loss, validation_accuracy) = self.validate(&model);
-        Ok(Some(Results {
-            epochs,
-            validation_loss,
-            validation_accuracy,
-            peak_bytes: peak.in_use,
-            peak_reserved_bytes: peak.reserved,
-            weights_digest: digest(&model),
-        }))
+        // Last: a timeline that cannot be written does not cost the results.
+        recorded?;
+        Ok(())
     }
 
     /// Model and optimizer of the epoch to resume from, or new ones; of several processes, the model
@@ -156,7 +158,10 @@ impl Train<'_> {
             return optimizer.save(parallel, &checkpoints.file(OPTIMIZER, epoch));
         }
         checkpoints.save(epoch, |part, file| match part {
-            MODEL => Ok(model.clone().into_record().save(file)?),
+            MODEL => {
+                let saved = model.clone().into_record().save(file);
+                Ok(saved.map_err(|error| CannotWrite::to(file, error))?)
+            }
             _ => optimizer.save(parallel, file),
         })
     }

@@ -1,4 +1,4 @@
-//! The pages of the workspace: their links lead somewhere, and their code is tested as it is shown.
+//! The pages of the workspace, docs.rs included: links lead somewhere, code is tested as it is shown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,4 +130,28 @@ fn code_is_tested_as_shown() {
             "{name} has code that is not compiled"
         );
     }
+}
+
+/// On docs.rs, an item behind a feature says so: the crate switches the marks on, and its manifest
+/// the `cfg` that it waits for.
+#[test]
+fn features_are_marked_on_docs_rs() {
+    let crates = root().join("crates");
+    let folders = [crates.clone(), crates.join("burn-0.21")];
+    let mut marked = 0;
+    let entries = folders.iter().flat_map(|path| fs::read_dir(path).unwrap());
+    for entry in entries {
+        let folder = entry.unwrap().path();
+        let read = |file: &str| fs::read_to_string(folder.join(file));
+        let Ok(manifest) = read("Cargo.toml") else {
+            continue;
+        };
+        let has_features = manifest.contains("[package.metadata.docs.rs]");
+        let waits = read("src/lib.rs").unwrap();
+        let waits = waits.contains("#![cfg_attr(docsrs, feature(doc_cfg))]");
+        let switched = manifest.contains(r#"rustdoc-args = ["--cfg", "docsrs"]"#);
+        assert_eq!([waits, switched], [has_features; 2], "{}", folder.display());
+        marked += usize::from(has_features);
+    }
+    assert_eq!(marked, 8);
 }

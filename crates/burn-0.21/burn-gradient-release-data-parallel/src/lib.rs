@@ -14,6 +14,7 @@
 //! Start with [`DataParallel`]. For burn-train's `Learner` see
 //! `GradientReleaseStrategy::with_replicas` of `burn-gradient-release-train`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod data_parallel;

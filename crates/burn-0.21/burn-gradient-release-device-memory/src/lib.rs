@@ -38,6 +38,8 @@
 //! a little earlier than in the order of the program, so that two runs of the same program may
 //! differ. Both peaks are true.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod backend;
 mod device_memory;
 mod meter;

@@ -13,6 +13,7 @@
 //!
 //! Features: `flex` for the pass on the processor; `cubecl` for the one on wgpu and CUDA, fused or
 //! not.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod accumulation;

@@ -68,6 +68,7 @@
 //!
 //! During a recording, each operation takes a lock and reads the counter. On a GPU each reading waits
 //! for the device, so that [`Sampling`] there is by default where phases begin and end.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -6,6 +6,7 @@
 //! the rate its weights are stepped with. [`metric`] shows what a step did, [`resume`] has what a
 //! killed run needs to be picked up exactly.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod checkpoint;

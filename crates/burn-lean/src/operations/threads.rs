@@ -1,4 +1,4 @@
-//! Chunks of a tensor on several threads. Flex runs an element-wise function on one.
+//! Chunks of a tensor on several threads. Flex itself runs an element-wise function on one thread.
 //!
 //! Results do not depend on the number of threads: the chunks are the same for any number, and
 //! their sums are added in order.

@@ -50,7 +50,7 @@ pub(super) struct Surveyed {
     is_distributed: bool,
     /// The parameter has another reparameterization, which leaves no room for ours.
     pub(super) is_adapted: bool,
-    /// Until the survey is complete: a weight that is held is not stepped in place.
+    /// Dropped when the survey is complete: a weight with a second owner is not stepped in place.
     base: Option<DispatchTensor>,
     holds: Holds,
 }

@@ -96,7 +96,7 @@ struct Scope {
 /// have one order, so they run as Burn has reached them.
 type OutputGrads = Arc<Mutex<Vec<(usize, DispatchTensor)>>>;
 
-/// Number of parents of one node. Nodes without a step of their own combine more.
+/// Number of parents of one node. More parents are combined by nodes that compute nothing.
 const WIDTH: usize = 16;
 
 /// Combines guards into one array, which begins with the first ones unchanged.

@@ -77,7 +77,7 @@ impl Seed {
         Self(draw(device))
     }
 
-    /// Runs a pass that runs twice. Its scopes have the same seeds each time.
+    /// Runs one of two equal passes. Scopes have the same seeds in both.
     pub(crate) fn run_pass<R>(self, devices: &[Device], run: impl FnOnce() -> R) -> R {
         let seed_all = |stream| {
             forget_random();

@@ -11,7 +11,7 @@ use crate::parameter::{Share, shared};
 /// The running statistics of a module, which its clones share.
 #[derive(Clone, Default)]
 pub(crate) struct Running {
-    /// By their place among the parameters of the module, which may have two of one id.
+    /// By their index in a walk over the module. Ids would not do: two parameters may share one.
     params: HashMap<usize, DispatchTensor>,
     /// How many parameters the visitor or the mapper has met.
     met: usize,

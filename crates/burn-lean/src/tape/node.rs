@@ -128,7 +128,7 @@ impl Zeros {
         Dispatch::float_full(one, (-0.0f32).into(), &self.device, self.dtype.into())
     }
 
-    /// All of them, in the memory of one.
+    /// A tensor of all elements, in the memory of one.
     pub(crate) fn all(&self) -> DispatchTensor {
         Dispatch::float_expand(self.one(), self.shape.clone())
     }

@@ -305,13 +305,13 @@ impl DynOptimizer for Door {
     }
 }
 
-/// The record of a state at the path of the door.
+/// A record with a state of `Door`. A learner's door that loads it shows its parts.
 fn knock(device: &Device) -> OptimizerRecord {
     let optim = ModuleOptimizer::from(SgdConfig::new().build());
     with_state(optim, Door::Knock, device).to_record()
 }
 
-/// An optimizer with a state at the path of the door.
+/// The optimizer with a door, and with a state of it.
 fn with_state(optim: ModuleOptimizer, door: Door, device: &Device) -> ModuleOptimizer {
     let mut optim = optim.with_group(ParamGroup::from_path(DOOR), door, None);
     let path: Path = vec![(DOOR.into(), String::new())];

@@ -60,7 +60,7 @@ fn copies_read_on_other_threads() {
 const NEVER: usize = 1000;
 
 /// A model after one step, and the number of steps that its optimizer takes before it panics.
-fn saved() -> (Plain, Arc<AtomicUsize>) {
+pub(crate) fn saved() -> (Plain, Arc<AtomicUsize>) {
     let left = Arc::new(AtomicUsize::new(NEVER));
     let steps = left.clone();
     let failing = watched_adamw(move || {
@@ -70,7 +70,7 @@ fn saved() -> (Plain, Arc<AtomicUsize>) {
 }
 
 /// Two of five parameters are stepped in this call, and the third panics.
-fn fail_at_the_third<T>(left: &AtomicUsize, run: impl FnOnce() -> T) {
+pub(crate) fn fail_at_the_third<T>(left: &AtomicUsize, run: impl FnOnce() -> T) {
     left.store(2, Ordering::Relaxed);
     assert_panics(run, "out of steps");
     left.store(NEVER, Ordering::Relaxed);

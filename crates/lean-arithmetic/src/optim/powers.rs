@@ -16,8 +16,8 @@
 //! average. The scale has 32 bits for the same reason: in a grid that shrinks with its numbers,
 //! numbers without a gradient keep their codes.
 //!
-//! A positive number never has the code zero. A second moment that became zero, where the first
-//! moment keeps a number, would make a step of that number over epsilon.
+//! A positive number never has the code zero. If a second moment became zero and the first one did
+//! not, the step would be the first moment divided by epsilon.
 //!
 //! A number that is not finite has no code. It is kept as zero and does not count for the scale,
 //! so that the other numbers of its block are kept; the pass puts it into the weight, where it

@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// With the instructions of this processor, and without.
+    /// The results with the vector instructions of this processor, and without them.
     fn run(function: Function, numbers: &[f32]) -> [Vec<f32>; 2] {
         let without = Arch::Scalar.dispatch(Run(function, numbers));
         [Arch::new().dispatch(Run(function, numbers)), without]

@@ -12,7 +12,7 @@ use super::settings::refused;
 use super::side::{
     AccumulateInMoments, AdamW, AdaptiveMomentumState, CannotAccumulate, EightBitMoments,
     InOnePass, Lean, LionConfig, Moment, MomentDecay, Optimizer, RAdamConfig, Sgd,
-    StableAdamWConfig, Tensor, device, lion, model_without_embeddings, places,
+    StableAdamWConfig, Tensor, device, lion, model_without_embeddings, places_with_bf16,
 };
 
 const SHAPE: [usize; 2] = [64, 100];
@@ -47,7 +47,7 @@ fn run<O: Optimizer>(optimizer: O) -> Run<O, 2> {
 #[test]
 fn a_weight_moves_with_the_last_micro_batch() {
     fn check(name: &str, optimizer: impl AccumulateInMoments + Optimizer, decay: MomentDecay) {
-        for device in places() {
+        for device in places_with_bf16() {
             let what = format!("{name} {decay:?} on {device:?}");
             let tensor = |seed| Noise(seed).tensor(SHAPE, &device, Noise::number);
             let alone = optimizer.clone().accumulating(1, decay).unwrap();

@@ -8,7 +8,7 @@ use super::run::{Run, numbers};
 use super::side::{
     AccumulateInMoments, AdaLomoConfig, AdamW, AdamWState, Bf16Weights, EightBitMoments, InOnePass,
     Lean, MasterWeights, MomentDecay, Optimizer, Rounding, Stochastic, Tensor,
-    model_without_embeddings, places,
+    model_without_embeddings, places_with_bf16,
 };
 
 const SHAPE: [usize; 2] = [64, 100];
@@ -96,7 +96,7 @@ fn start(count: usize) -> Vec<f32> {
 #[test]
 fn master_weights_are_those_of_32_bits() {
     fn check(name: &str, optimizer: impl Optimizer, count: usize) {
-        for device in places() {
+        for device in places_with_bf16() {
             let tensor = |numbers: Vec<f32>| {
                 let data = TensorData::new(numbers, [count]);
                 let tensor: Tensor<1> = Tensor::from_data(data, &device);

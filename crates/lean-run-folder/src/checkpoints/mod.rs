@@ -114,7 +114,7 @@ impl Checkpoints {
         epoch: usize,
         mut write: impl FnMut(&str, &Path) -> Result<(), E>,
     ) -> Result<Vec<Written>, E> {
-        fs::create_dir_all(&self.folder)?;
+        fs::create_dir_all(&self.folder).map_err(|error| at(&self.folder, &error))?;
         let parts = self.parts.iter().map(|Part { name, extension }| {
             let part = match extension {
                 Some(extension) => format!("{name}.{extension}"),
@@ -124,8 +124,9 @@ impl Checkpoints {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let unfinished = self.folder.join(format!("{UNFINISHED}{name}"));
             write(&part, &unfinished)?;
-            sync(&unfinished)?;
-            let checksum = Checksum::new(&unfinished, self.run.clone())?;
+            let checksum =
+                sync(&unfinished).and_then(|()| Checksum::new(&unfinished, self.run.clone()));
+            let checksum = checksum.map_err(|error| at(&unfinished, &error))?;
             Ok(Written {
                 unfinished,
                 file,
@@ -141,8 +142,9 @@ impl Checkpoints {
         parts.into_iter().try_for_each(|part| {
             // Never beside a file that it is not of: killed in between, there is none.
             remove(&checksum::path_of(&part.file))?;
-            publish(&part.unfinished, &part.file)?;
-            part.checksum.write(&part.file)
+            publish(&part.unfinished, &part.file)
+                .and_then(|()| part.checksum.write(&part.file))
+                .map_err(|error| at(&part.file, &error))
         })
     }
 

@@ -239,7 +239,7 @@ fn a_checkpoint_of_another_run_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_removed_or_moved_is_named() {
+fn what_cannot_be_written_removed_or_moved_is_named() {
     let (_home, checkpoints) = saved(&[1, 2], "a run");
     let in_the_way = |file: &Path| {
         let _ = fs::remove_file(file);
@@ -254,7 +254,11 @@ fn what_cannot_be_removed_or_moved_is_named() {
     let long = home.path().join("x".repeat(250));
     fs::create_dir(&long).unwrap();
     write(&long, &["model-20.mpk"]);
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    let in_a_file = Checkpoints::new(&file, &PARTS).save(1, |_, _| Ok(()));
     for (error, file) in [
+        (in_a_file.unwrap_err(), &file),
         (checkpoints.remove(1).unwrap_err(), &model),
         (checkpoints.resume_point().unwrap_err(), &orphan),
         (learner(&long).resume_point().unwrap_err(), &long),

@@ -9,8 +9,8 @@ use crate::snapshot::Snapshot;
 pub enum Stepping {
     /// As recorded.
     Recorded,
-    /// Adam or AdamW in one pass over memory, without temporaries: the same weights, if it was
-    /// recorded with that.
+    /// Adam or AdamW in one pass over memory, without temporaries. The weights stay the same if the
+    /// recording is of Adam or AdamW.
     InOnePass,
     /// The same with moments in 8 bits: other weights.
     EightBit,

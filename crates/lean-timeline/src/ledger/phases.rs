@@ -65,7 +65,7 @@ impl Phases {
         });
     }
 
-    /// Takes the pass in progress; [`end_pass`](Self::end_pass) is to follow.
+    /// Takes the pass in progress. The caller then gives it to [`end_pass`](Self::end_pass).
     pub(super) fn take_pass(&mut self) -> Option<Pass> {
         self.pass.take()
     }
@@ -94,7 +94,7 @@ impl Phases {
         });
     }
 
-    /// Takes the step in progress; [`end_step`](Self::end_step) is to follow.
+    /// Takes the step in progress. The caller then gives it to [`end_step`](Self::end_step).
     pub(super) fn take_step(&mut self) -> Option<Step> {
         self.step.take()
     }

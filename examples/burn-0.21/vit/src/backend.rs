@@ -23,11 +23,11 @@ use burn_gradient_release_timeline::Recorded;
 use vit_0_21::memory::Heap;
 use vit_0_21::memory::Memory;
 use vit_common::config::{BackendKind, Checkpointing, Mode};
-use vit_common::run::{Results, local_rank};
+use vit_common::run::local_rank;
 
 /// Trains with the types that the settings name, and counts the memory. If a memory timeline can be
 /// recorded, the backend is wrapped for it.
-pub(crate) fn run(train: Train<'_>, fusion: bool) -> Result<Option<Results>> {
+pub(crate) fn run(train: Train<'_>, fusion: bool) -> Result<()> {
     let backend = train.run.settings.backend;
     match (backend, fusion) {
         #[cfg(feature = "flex")]
@@ -58,10 +58,7 @@ fn metered<B: MeteredBackend>(device: &Device<B>) -> Memory {
 }
 
 /// Trains on this backend, in the mode and with the checkpointing of the settings.
-fn on<B: LeanBackend>(
-    train: Train<'_>,
-    memory: fn(&Device<B>) -> Memory,
-) -> Result<Option<Results>> {
+fn on<B: LeanBackend>(train: Train<'_>, memory: fn(&Device<B>) -> Memory) -> Result<()> {
     let device = device_of_this_process::<B>();
     let memory = memory(&device);
     match train.run.settings.checkpointing {
@@ -76,7 +73,7 @@ fn with<B: LeanBackend, C: CheckpointStrategy>(
     train: Train<'_>,
     device: Device<B>,
     memory: Memory,
-) -> Result<Option<Results>> {
+) -> Result<()> {
     match train.run.settings.mode {
         Mode::Plain => train.plain::<Autodiff<B, C>>(device, memory),
         Mode::Release => train.release::<GradientRelease<Autodiff<B, C>>>(device, memory),

@@ -56,7 +56,9 @@ fn train(start: &Start<Extra>) -> Result<()> {
         }
         Ok(())
     };
-    let (run, ()) = start.begin(&PARTS, check)?;
+    let Some((run, ())) = start.begin(&PARTS, check)? else {
+        return Ok(());
+    };
     let parallel = start.replicas.clone().map(DataParallel::new);
     let train = Train {
         run: &run,
@@ -66,10 +68,7 @@ fn train(start: &Start<Extra>) -> Result<()> {
             false => parallel,
         },
     };
-    match backend::run(train, fusion)? {
-        Some(results) => run.end(&results),
-        None => Ok(()),
-    }
+    backend::run(train, fusion)
 }
 
 /// Whether this program can train so.

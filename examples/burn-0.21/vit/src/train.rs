@@ -1,7 +1,7 @@
 //! A training run with Burn's learner.
 
 use crate::progress::EpochLines;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::ComposedLrScheduler;
@@ -27,7 +27,7 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor, log_apart,
 };
-use lean_run_folder::note;
+use lean_run_folder::{CannotWrite, note};
 use std::path::Path;
 use std::sync::Arc;
 use vit_0_21::data::{Batch, Image, ImageBatcher, Images, TrainBatcher};
@@ -78,7 +78,7 @@ impl Train<'_> {
         self,
         device: Device<B>,
         memory: Memory,
-    ) -> Result<Option<Results>> {
+    ) -> Result<()> {
         match self.run.settings.optimizer {
             OptimizerKind::AdamW8bit => self.run(device, memory, adamw_8bit::<B>(), |it| it),
             _ => self.run(device, memory, adamw::<B>(), |it| it),
@@ -89,7 +89,7 @@ impl Train<'_> {
         self,
         device: Device<B>,
         memory: Memory,
-    ) -> Result<Option<Results>> {
+    ) -> Result<()> {
         match self.run.settings.optimizer {
             OptimizerKind::AdamW8bit => self.releasing(device, memory, adamw_8bit::<B>()),
             _ => self.releasing(device, memory, adamw::<B>()),
@@ -103,7 +103,7 @@ impl Train<'_> {
         device: Device<B>,
         memory: Memory,
         optimizer: OptimizerAdaptor<O, Vit<B>, B>,
-    ) -> Result<Option<Results>> {
+    ) -> Result<()> {
         let monitor = StepMonitor::new();
         let strategy = GradientReleaseStrategy::new(device.clone())
             .with_monitor(monitor.clone())
@@ -129,7 +129,7 @@ impl Train<'_> {
         memory: Memory,
         optimizer: O,
         adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
-    ) -> Result<Option<Results>> {
+    ) -> Result<()> {
         let Run { settings, data, .. } = self.run;
         let memory = HighWater::start(memory);
         let record = |file| {
@@ -188,27 +188,28 @@ impl Train<'_> {
             note(&format!("peak of process {rank}: {peak}"));
         }
         let recorded = recording.map(Recording::finish).transpose();
-        recorded.context("no memory timeline")?;
-        // As where a checkpoint cannot be saved.
+        // Only checkpoints that cannot be written interrupt this program.
         if let Some(reason) = interrupter.get_message() {
-            bail!(reason);
+            return Err(CannotWrite(reason).into());
         }
-        if !self.run.is_first {
-            return Ok(None);
+        if self.run.is_first {
+            let (validation_loss, validation_accuracy) = validate(&model, &*valid);
+            ensure!(
+                validation_loss.is_finite(),
+                "the loss is {validation_loss}: try a smaller --lr"
+            );
+            self.run.end(&Results {
+                epochs: settings.epochs,
+                validation_loss,
+                validation_accuracy,
+                peak_bytes: peak.in_use,
+                peak_reserved_bytes: peak.reserved,
+                weights_digest: digest(&model),
+            })?;
         }
-        let (validation_loss, validation_accuracy) = validate(&model, &*valid);
-        ensure!(
-            validation_loss.is_finite(),
-            "the loss is {validation_loss}: try a smaller --lr"
-        );
-        Ok(Some(Results {
-            epochs: settings.epochs,
-            validation_loss,
-            validation_accuracy,
-            peak_bytes: peak.in_use,
-            peak_reserved_bytes: peak.reserved,
-            weights_digest: digest(&model),
-        }))
+        // Last: a timeline that cannot be written does not cost the results.
+        recorded.context("no memory timeline")?;
+        Ok(())
     }
 
     fn replicas(&self) -> Option<&Replicas> {

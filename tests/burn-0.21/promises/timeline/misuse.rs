@@ -1,6 +1,8 @@
 //! A program that cannot be recorded is refused, with an error that says what to do.
 
-use burn_gradient_release_timeline::{RecordError, RecordSteps, Recorded, Recorder, Snapshot};
+use burn_gradient_release_timeline::{
+    RecordError, RecordSteps, Recorded, Recorder, Snapshot, forward,
+};
 
 use super::turn;
 use crate::harness::prelude::*;
@@ -62,6 +64,24 @@ fn a_training_that_ends_early_gives_what_there_is() {
     let last = snapshot.phases.last().expect("there are phases");
     assert_eq!(last.iteration, 1);
     assert!(snapshot.warnings.is_empty());
+}
+
+/// Drawn before the others, a parameter would take their random numbers.
+#[test]
+fn a_recording_draws_no_weights() {
+    let _turn = turn();
+    let model: Linear<P> = LinearConfig::new(4, 2).init(&Default::default());
+    let snapshot = recorded(Recorder::new("the first step").with_steps(0..1), || {
+        let batch = Tensor::<P, 2>::ones([3, 4], &Default::default());
+        let pass = || {
+            assert!(!model.weight.is_initialized());
+            model.forward(batch)
+        };
+        drop(forward(&model, pass));
+    })
+    .expect("a step was recorded");
+    let paths = snapshot.parameters.iter().map(|it| it.path.as_str());
+    assert!(paths.eq(["weight", "bias"]), "{:?}", snapshot.parameters);
 }
 
 #[test]

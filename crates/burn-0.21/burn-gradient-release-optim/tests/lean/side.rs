@@ -63,6 +63,10 @@ pub(crate) fn places() -> Vec<Device> {
     vec![device()]
 }
 
+pub(crate) fn places_with_bf16() -> Vec<Device> {
+    places()
+}
+
 pub(crate) fn lion(config: &LionConfig) -> Lion {
     config.build()
 }

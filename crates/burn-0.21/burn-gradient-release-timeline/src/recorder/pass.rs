@@ -25,16 +25,23 @@ where
     B: AutodiffBackend,
     M: Module<B>,
 {
-    if state::is_started() {
-        let backend = || {
-            let device = model.devices().into_iter().next().unwrap_or_default();
-            B::name(&device)
-        };
-        if state::count_forward(backend) {
-            state::register_parameters(parameters::of(model));
+    let backend = || B::name(&parameters::device_of::<B, M>(model));
+    let is_first = state::is_started() && state::count_forward(backend);
+    let is_one_left = is_first && register(model);
+    within(PhaseKind::Forward, || {
+        let output = pass();
+        if is_one_left {
+            register(model);
         }
-    }
-    within(PhaseKind::Forward, pass)
+        output
+    })
+}
+
+/// Registers the parameters of a model. Whether one is left that has no value yet.
+fn register<B: AutodiffBackend, M: Module<B>>(model: &M) -> bool {
+    let parameters = parameters::of(model);
+    state::register_parameters(parameters.found);
+    parameters.is_one_left
 }
 
 /// Makes a backward pass: from the loss to the gradients. See [`forward`].

@@ -41,7 +41,7 @@ pub struct MonitorMetric<R> {
     monitor: StepMonitor,
     /// The numbers of this epoch.
     state: NumericMetricState,
-    /// The last number, of whichever epoch.
+    /// The last number, of this epoch or of an earlier one.
     last: Option<f64>,
     /// Whether the last iteration had a number.
     is_current: bool,

@@ -151,13 +151,10 @@ impl<B: Backend> Arrivals<B> {
     ) -> Apart<B> {
         let unit = (subgraph.number(), Half::Replayed);
         let mut apart = Apart::new();
-        for (target, sum) in &played.sums {
-            if !played.is_apart(*target) || played.made_in(*target) != Some(unit) {
-                continue;
-            }
-            let arrived = self.arrived.remove(target);
+        for (target, sum) in played.apart_in(unit) {
+            let arrived = self.arrived.remove(&target);
             let mut by_use = arrived.map_or_else(HashMap::new, |arrived| arrived.by_use);
-            let leaf = self.results.get(target);
+            let leaf = self.results.get(&target);
             let of_loss =
                 leaf.and_then(|leaf| take_kept(played, subgraph, sum, leaf, grads, &mut by_use));
             let of_loss = of_loss.map(Contribution::Arrived);
@@ -169,7 +166,7 @@ impl<B: Backend> Arrivals<B> {
             });
             let contributions: Vec<_> = of_loss.into_iter().chain(contributions).collect();
             if !contributions.is_empty() {
-                apart.insert(*target, contributions);
+                apart.insert(target, contributions);
             }
         }
         apart

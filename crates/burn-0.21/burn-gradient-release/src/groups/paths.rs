@@ -27,12 +27,13 @@ where
     });
 }
 
-/// The path of a parameter in a model; its id if the model does not have it.
+/// The path of a parameter in a model, not of a frozen copy with its id; its id if the model does
+/// not have it.
 pub(crate) fn path_of<B: Backend, M: Module<B>>(model: &M, param: ParamId) -> String {
-    let mut found = param.to_string();
-    visit_paths::<B, M>(model, |path, id, _, _, _| {
-        if id == param {
-            found = path.to_string();
+    let (mut found, mut found_trained) = (param.to_string(), false);
+    visit_paths::<B, M>(model, |path, id, _, _, is_trained| {
+        if id == param && (is_trained || !found_trained) {
+            (found, found_trained) = (path.to_string(), is_trained);
         }
     });
     found
@@ -97,5 +98,27 @@ where
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
         self.visit(param.id, param.lazy_shape(), false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::{Autodiff, Flex};
+    use burn::nn::{Linear, LinearConfig};
+
+    use super::*;
+
+    type B = Autodiff<Flex>;
+
+    #[test]
+    fn what_is_trained_is_named_and_not_its_frozen_copy() {
+        let trained: Linear<B> = LinearConfig::new(2, 2).init(&Default::default());
+        let (id, frozen) = (trained.weight.id, trained.clone().no_grad());
+        for (pair, path) in [
+            ([trained.clone(), frozen.clone()], "0.weight"),
+            ([frozen, trained], "1.weight"),
+        ] {
+            assert_eq!(path_of::<B, _>(&pair, id), path);
+        }
     }
 }

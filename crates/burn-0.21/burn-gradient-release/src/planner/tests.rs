@@ -7,7 +7,7 @@ use crate::planner::{
     operations::Trace,
     plan::{Cuts, plan},
     synthetic::{self, UNIT},
-    trace::{Highest, Tracer},
+    trace::{Highest, Traced, Tracer},
 };
 
 /// The peak with these cuts, in bytes, by definition.
@@ -191,6 +191,36 @@ fn no_two_segments_have_one_number() {
         subgraph: number,
     });
     assert_ne!(*tracer.shared(position, Arc::new), number);
+}
+
+/// As with batch norm, whose running statistics are up to date after a validation.
+#[test]
+fn two_passes_that_take_turns_have_a_plan_each() {
+    let tracer = Tracer::new(Recompute::Automatic).expect("it recomputes");
+    // The plan of a pass before and after its end.
+    let pass = |first: &[&'static str], bytes: u64| {
+        tracer.begin();
+        let mut results: Vec<Traced> = Vec::new();
+        for name in first.iter().copied().chain(["float_tanh"; 40]) {
+            let operands = results.last().into_iter();
+            let position = tracer.operation(name, None, Highest::default(), operands);
+            let position = position.expect("it is traced");
+            if !position.is_kept {
+                results.push(tracer.result(position, bytes));
+            }
+        }
+        let planned = tracer.planned_bytes();
+        tracer.learn(true);
+        (planned, tracer.planned_bytes())
+    };
+    let usual = || pass(&["conv2d", "float_div_scalar"], 2 * UNIT);
+    let after_validation = || pass(&["conv2d"], UNIT);
+    let plans = [after_validation().1, usual().1];
+    assert_ne!(plans[0], plans[1]);
+    for _ in 0..2 {
+        assert_eq!(after_validation(), (plans[0], plans[0]));
+        assert_eq!(usual(), (plans[1], plans[1]));
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! The first forward pass is cut as it comes, wherever the operations since the last cut have made
 //! many times the bytes that would cross another one. At its end the whole pass is known, and
-//! [planned](crate::planner::plan): later passes follow the plan as long as they do the same.
+//! [planned](crate::planner::plan): later passes follow the plan as long as they do the same. Two
+//! kinds of passes that take turns have a plan each.
 
 use std::{
     any::Any,
@@ -76,6 +77,9 @@ pub(crate) struct Tracer {
 
 struct State {
     learned: Option<Learned>,
+    /// The plan before it. With batch norm, the pass after a validation is another one: Burn has
+    /// updated the running statistics.
+    other: Option<Learned>,
     mode: Mode,
     /// Unique among the armings of all tracers: a tensor of another arming is not part of this
     /// trace.
@@ -173,6 +177,7 @@ impl Tracer {
         }
         let state = State {
             learned: None,
+            other: None,
             mode: Mode::Free,
             arming: next_arming(),
             trace: Trace::default(),
@@ -240,11 +245,16 @@ impl Tracer {
     ) -> Option<TracePosition> {
         let mut state = self.state();
         let at = state.trace.len();
+        let is_planned = |learned: &Learned| learned.names.get(at) == Some(&name);
+        if matches!(state.mode, Mode::Following(_))
+            && !state.learned.as_ref().is_some_and(is_planned)
+        {
+            state.follow_other(name);
+        }
         if let (Mode::Following(next), Some(learned)) = (state.mode, &state.learned) {
             let is_grown = || state.trace.bytes(at) > learned.bytes + learned.bytes / 8;
-            let is_same = learned.names.get(at) == Some(&name);
             let is_cut = learned.cuts.starts.get(next) == Some(&at);
-            if !is_same {
+            if !is_planned(learned) {
                 state.mode = Mode::Free;
             } else if at == learned.cuts.kept_from {
                 // With a larger batch, other segments may have to be kept.
@@ -349,17 +359,35 @@ impl Tracer {
         }
         let cuts = plan::plan(&state.trace, self.budget(), is_last);
         let kept = state.trace.with_parameters(cuts.kept_from);
-        state.learned = Some(Learned {
+        let learned = Learned {
             names: state.trace.names(),
             bytes: state.trace.bytes(cuts.kept_from),
             seen: kept.iter().map(|(_, bytes)| bytes).sum(),
             kept,
             cuts,
-        });
+        };
+        state.other = state.learned.replace(learned);
     }
 }
 
 impl State {
+    /// Follows the other plan, if it is that of a pass like this one, which goes on with this
+    /// operation.
+    fn follow_other(&mut self, name: &'static str) {
+        let at = self.trace.len();
+        let other = self.other.take_if(|other| {
+            other.cuts.kept_from >= at
+                && other.names.get(at) == Some(&name)
+                && self.trace.names() == other.names[..at]
+        });
+        let Some(other) = other else {
+            return;
+        };
+        let cuts = other.cuts.starts.partition_point(|start| *start < at);
+        self.mode = Mode::Following(cuts);
+        self.other = self.learned.replace(other);
+    }
+
     /// Notes an operation whose activations are to be kept. If it differs from the planned one, or
     /// is larger, the rest of the pass is cut as it comes, and the plan is forgotten; unless the
     /// whole pass is kept, and still fits into the budget.

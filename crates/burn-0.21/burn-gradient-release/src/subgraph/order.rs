@@ -93,6 +93,8 @@ pub(crate) struct Played {
     reached: HashMap<Consumer, usize>,
     /// The contributions to each gradient.
     pub(crate) sums: HashMap<Target, Sum>,
+    /// The results of each unit whose contributions must be put in order.
+    apart: HashMap<Unit, Vec<Target>>,
     /// The use that each boundary leaf stands for.
     entries: HashMap<NodeId, Use>,
 }
@@ -111,12 +113,6 @@ impl Played {
         })
     }
 
-    /// The unit that runs the operation with this result.
-    pub(crate) fn made_in(&self, target: Target) -> Option<Unit> {
-        let known = self.graph.edges.get(&target.made_by());
-        known.map(|(unit, _)| *unit)
-    }
-
     /// The order of an operation with operands, which was played.
     pub(crate) fn order(&self, consumer: Consumer) -> usize {
         let (_, edge) = &self.graph.edges[&consumer];
@@ -132,6 +128,12 @@ impl Played {
     pub(crate) fn is_apart(&self, target: Target) -> bool {
         let sum = self.sums.get(&self.resolve(target));
         sum.is_some_and(|sum| !sum.is_in_order)
+    }
+
+    /// The results of a unit whose contributions must be put in order, with these.
+    pub(crate) fn apart_in(&self, unit: Unit) -> impl Iterator<Item = (Target, &Sum)> {
+        let targets = self.apart.get(&unit).into_iter().flatten();
+        targets.map(move |target| (*target, &self.sums[target]))
     }
 
     /// Checks, in debug builds, that a contribution was played in the unit that it comes from.
@@ -207,15 +209,22 @@ impl TapeGraph {
                 }
             }
         }
-        for sum in sums.values_mut() {
+        let mut apart: HashMap<Unit, Vec<Target>> = HashMap::new();
+        for (target, sum) in &mut sums {
             // A sum of two has no order.
             let is_sorted = sum.uses.is_sorted_by_key(|(unit, _)| turn(*unit));
             sum.is_in_order = is_sorted || sum.uses.len() <= 2;
+            if !sum.is_in_order
+                && let Some((unit, _)) = self.edges.get(&target.made_by())
+            {
+                apart.entry(*unit).or_default().push(*target);
+            }
         }
         Played {
             graph: self,
             reached,
             sums,
+            apart,
             entries,
         }
     }
@@ -330,6 +339,19 @@ mod tests {
         assert!(!sum(&[(LOWER, 3), (UPPER, 1)]), "a + b is b + a");
         assert!(sum(&[(LOWER, 3), (UPPER, 1), (UPPER, 2)]));
         assert!(sum(&[(LOWER, 2), (UPPER, 1), (UPPER, 3)]));
+    }
+
+    #[test]
+    fn a_part_has_the_results_that_it_makes() {
+        let mut graph = TapeGraph::default();
+        let result = add(&mut graph, LOWER, 1, &[leaf()]);
+        let uses = [(LOWER, 4), (UPPER, 2), (UPPER, 3)];
+        let uses = uses.map(|(unit, order)| add(&mut graph, unit, order, &[result]));
+        let root = add(&mut graph, UPPER, 99, &uses);
+        let played = graph.play(root);
+        let made_in = |unit| played.apart_in(unit).map(|(target, _)| target);
+        assert!(made_in(LOWER).eq([result]));
+        assert_eq!(made_in(UPPER).count(), 0);
     }
 
     /// A node that stands for a tensor in its subgraph is that tensor.

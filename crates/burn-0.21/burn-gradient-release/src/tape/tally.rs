@@ -62,8 +62,8 @@ impl Tally {
         }
     }
 
-    /// When the gradient is complete, if derived tensors use the node, too. They contribute at the
-    /// orders `derived`.
+    /// When the gradient is complete, if derived tensors use the node, too. `derived` are the orders
+    /// at which they contribute.
     pub(crate) fn completion_with(&self, derived: impl Iterator<Item = usize>) -> Completion {
         Completion::After(derived.fold(self.lowest, usize::min))
     }

@@ -9,8 +9,8 @@ use burn::tensor::Device;
 ///
 /// Burn's loader shuffles anew for every epoch, and starts its random numbers anew with every run:
 /// a run resumed at epoch 4 would see the order of epoch 1. This one lets the loader shuffle for
-/// the epochs that are done, and make one batch of each: a batcher that counts its batches should
-/// know of these. With more than one worker Burn's order is not the same in any two runs.
+/// the epochs that are done, and makes no batch of them; workers may make some, which are dropped.
+/// With more than one worker Burn's order is not the same in any two runs.
 ///
 /// ```
 /// # use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
@@ -61,8 +61,8 @@ impl<O: 'static> DataLoader<O> for ResumedDataLoader<O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         self.skipped.call_once(|| {
             for _done in 1..self.first_epoch {
-                // A worker shuffles on its own thread when it makes its first batch.
-                self.loader.iter().next();
+                // A worker shuffles on its own thread, for one epoch after the other.
+                drop(self.loader.iter());
             }
         });
         self.loader.iter()

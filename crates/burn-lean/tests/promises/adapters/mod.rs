@@ -120,7 +120,7 @@ fn a_copy_between_steps() {
 fn moved_to_another_backend_between_steps() {
     let (start, mut optim) = started();
     let model = finish(optim.arm(LR, start.0), &mut optim, 1);
-    let model = model.to_device(&burn::tensor::Device::ndarray().autodiff());
+    let model = model.to_device(&Device::ndarray().autodiff());
     let expected = all(&model);
     let model = optim.arm(LR, model);
     assert_eq!(model.valid().values(), expected.1);

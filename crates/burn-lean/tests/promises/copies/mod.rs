@@ -358,7 +358,7 @@ fn copies_moved_to_the_same_device_while_armed() {
 #[cfg(feature = "ndarray")]
 #[allow(deprecated)]
 fn to_another_backend_while_armed() {
-    let other = burn::tensor::Device::ndarray().autodiff();
+    let other = Device::ndarray().autodiff();
     let (model, mut optim, plain) = started();
     let moved = panic_of(|| plain.0.clone().to_device(&other).values());
     let model = optim.arm(LR, model);

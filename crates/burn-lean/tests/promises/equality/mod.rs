@@ -2,6 +2,7 @@
 //! optimizers and both first passes.
 
 mod fan_out;
+mod unreported;
 
 use std::slice::from_ref;
 

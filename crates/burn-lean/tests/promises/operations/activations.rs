@@ -115,7 +115,7 @@ fn assert_silu(case: &Case) {
 #[test]
 fn the_gradient_of_gelu_is_nearer_to_the_truth_than_burns() {
     #[allow(deprecated)] // Burn 0.22 deprecates NdArray.
-    let ndarray = burn::tensor::Device::ndarray().autodiff();
+    let ndarray = Device::ndarray().autodiff();
     let inputs = [spread(0.0, 6.0, 1001, 5)];
     let truth = function("gelu", inputs[0].clone()).expected();
     let error = |function: Function| {

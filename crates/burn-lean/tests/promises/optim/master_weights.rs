@@ -7,7 +7,7 @@ use super::noise::Noise;
 use super::run::{Run, numbers};
 use super::side::{
     AdamW, Bf16Weights, Device, EightBitMoments, InOnePass, MasterWeights, Moment, Optimizer,
-    Rounding, Stochastic, Tensor, device, model_without_embeddings, places,
+    Rounding, Stochastic, Tensor, device, model_without_embeddings, places_with_bf16,
 };
 use crate::harness::prelude::*;
 
@@ -35,7 +35,7 @@ fn masters<O: Optimizer>(run: &Run<Bf16Weights<O, MasterWeights24>, 2>) -> Vec<f
 fn masters_of_24_bits_go_where_those_of_32_go() {
     for dtype in HALVES {
         let mut all: Vec<Vec<u32>> = Vec::new();
-        for device in places() {
+        for device in places_with_bf16() {
             let mut noise = Noise(3);
             let weight = noise.tensor(SHAPE, &device, |noise| noise.number() + 2.0);
             let weight = weight.cast(dtype);

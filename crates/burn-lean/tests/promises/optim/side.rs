@@ -68,15 +68,18 @@ pub(crate) fn device() -> Device {
 
 /// Flex, and devices without a pass, where the optimizers run on Burn's operations.
 pub(crate) fn places() -> Vec<Device> {
-    vec![
-        device(),
-        // The pass is for tensors without autodiff, as an optimizer gets them. With it a device is
-        // one of those that the pass does not know.
-        Device::flex().autodiff(),
+    let others = vec![
         #[cfg(feature = "ndarray")]
         #[allow(deprecated)] // Burn 0.22 deprecates NdArray, and 0.23 has it no more.
         Device::ndarray(),
-    ]
+    ];
+    [places_with_bf16(), others].concat()
+}
+
+pub(crate) fn places_with_bf16() -> Vec<Device> {
+    // The pass is for tensors without autodiff, as an optimizer gets them. With it a device is one
+    // of those that the pass does not know.
+    vec![device(), Device::flex().autodiff()]
 }
 
 pub(crate) fn lion(config: &LionConfig) -> Lion {

@@ -2,13 +2,22 @@
 //! what another run has saved.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::train::checkpoint::{Checkpoint, Checkpointer};
+use burn::store::RecordError;
+use burn::tensor::Bytes;
+use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError};
 use burn_lean::train::release_learner;
-use burn_lean::train::resume::{CheckedFileCheckpointer, resume_point, resume_point_of_run};
+use burn_lean::train::resume::{
+    CheckedFileCheckpointer, ResumedDataLoader, resume_point, resume_point_of_run,
+};
 
 use super::harness::{Directory, Mode, Training, User, rates};
 use crate::harness::prelude::*;
@@ -122,4 +131,81 @@ fn what_another_run_has_saved_is_refused() {
     Checkpointer::<ModuleRecord>::delete(&checkpointer, 2).unwrap();
     let files = run.directory.checkpoints();
     assert!(!files.iter().any(|file| file.starts_with("model-2")));
+}
+
+/// A record for which there is no room.
+struct TooLarge;
+
+impl Checkpoint for TooLarge {
+    fn save(self, file: PathBuf) -> Result<(), CheckpointerError> {
+        fs::write(file, "as far as it goes").unwrap();
+        Err(CheckpointerError::IOError(ErrorKind::StorageFull.into()))
+    }
+
+    fn load(_: PathBuf) -> Result<Self, CheckpointerError> {
+        unreachable!("it is only saved")
+    }
+
+    fn checkpoint_from_bytes(_: Bytes) -> Result<Self, RecordError> {
+        unreachable!("it is only saved")
+    }
+
+    fn checkpoint_into_bytes(self) -> Result<Bytes, RecordError> {
+        unreachable!("it is only saved")
+    }
+}
+
+/// A run in the folder of another one that cannot save does not make the checkpoint there its own.
+#[test]
+fn what_cannot_be_replaced_stays_as_it_was() {
+    let run = trained(Mode::Released);
+    let folder = run.directory.path().join("checkpoint");
+    let before = run.directory.checkpoints();
+    for part in ["model", "optim", "scheduler"] {
+        let other = CheckedFileCheckpointer::new(&folder, part).of_run("seed: 43");
+        let error = other.save(2, TooLarge).unwrap_err();
+        assert!(matches!(error, CheckpointerError::IOError(_)), "{error}");
+    }
+    assert_eq!(run.directory.checkpoints(), before);
+    assert_eq!(refusals(&run.directory, 2), [None, None, None]);
+    let found = text(resume_point_of_run(run.directory.path(), "seed: 43"));
+    assert!(found.contains("by a run with other settings"), "{found}");
+}
+
+/// Batches that are the numbers of their items, and their count.
+struct Counted(Arc<AtomicUsize>);
+
+impl Batcher<u32, Vec<u32>> for Counted {
+    fn batch(&self, items: Vec<u32>, _: &Device) -> Vec<u32> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        items
+    }
+}
+
+/// A worker shuffles on its own thread, and may make batches that nobody takes.
+#[test]
+fn an_epoch_has_the_order_of_the_uninterrupted_run_and_no_other_batches() {
+    const EPOCHS: usize = 4;
+    let made = Arc::new(AtomicUsize::new(0));
+    let loader = |workers| {
+        let builder = DataLoaderBuilder::new(Counted(made.clone())).batch_size(4);
+        let items = InMemDataset::new((0..23).collect());
+        builder.shuffle(42).num_workers(workers).build(items)
+    };
+    let epoch = |loader: &dyn DataLoader<Vec<u32>>| -> Vec<Vec<u32>> {
+        loader.iter().map(Result::unwrap).collect()
+    };
+    for workers in [0, 1] {
+        let whole = loader(workers);
+        let whole = [(); EPOCHS].map(|()| epoch(&*whole));
+        for first in 1..=EPOCHS {
+            let resumed = ResumedDataLoader::new(loader(workers), first);
+            let before = made.load(Ordering::Relaxed);
+            for expected in &whole[first - 1..] {
+                assert_eq!(epoch(&*resumed), *expected, "resumed at epoch {first}");
+            }
+            let made = made.load(Ordering::Relaxed) - before;
+            assert!(workers > 0 || made == 6 * (EPOCHS + 1 - first), "{made}");
+        }
+    }
 }
