@@ -469,8 +469,8 @@ impl GradientTransform {
         self.widened.clear();
         let measured = step.pass.norm();
         // Some of the gradients alone have no global norm.
-        let is_whole = !(has_skipped || step.norms.is_empty())
-            && stepped.all(|param| step.norms.contains(param));
+        let is_measured = |param| step.norms.contains(param);
+        let is_whole = !has_skipped && !step.norms.is_empty() && stepped.all(is_measured);
         let norm = is_whole.then(|| match measured {
             Some(measured) => measured.norm,
             None => step.norms.global(params),
