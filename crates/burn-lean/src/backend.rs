@@ -66,6 +66,21 @@ pub(crate) fn reading_waits(tensor: &DispatchTensor) -> bool {
     }
 }
 
+/// Whether a tensor has the memory of more than one element. On Flex: other backends do not tell.
+#[cfg(feature = "flex")]
+pub(crate) fn is_spread(tensor: &DispatchTensor) -> bool {
+    let one = tensor.dtype().size();
+    // Any rank will do.
+    let tensor = Tensor::<1>::from_dispatch(plain(tensor.clone()));
+    let tensor = tensor.try_into_primitive::<burn::backend::Flex>();
+    tensor.is_ok_and(|tensor| tensor.bytes().len() > one)
+}
+
+#[cfg(not(feature = "flex"))]
+pub(crate) fn is_spread(_: &DispatchTensor) -> bool {
+    false
+}
+
 #[cfg(feature = "operations")]
 pub(crate) fn is_on_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // With one backend there is no other.

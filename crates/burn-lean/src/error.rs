@@ -101,11 +101,11 @@ pub enum ReleaseError {
         path: String,
     },
 
-    /// A copy of the armed model was given in its place.
+    /// A copy of the armed model was given in its place, or a model in whose place another was armed.
     #[error(
-        "{path} is of a copy of the armed model, whose weights stay as they were when it was \
-         taken; pass the model that `arm` returned, or make an ordinary model of the copy with \
-         `materialize()`"
+        "{path} is of a copy of the armed model, or of a model in whose place the same optimizer or \
+         accumulator has armed another: its weights stay as they are; pass the model that the last \
+         `arm` returned, or make an ordinary model of this one with `materialize()`"
     )]
     Copy {
         /// Path of the parameter in the model.
@@ -146,6 +146,18 @@ pub enum ReleaseError {
         stepped: usize,
         /// Parameters armed.
         armed: usize,
+    },
+
+    /// A setting of the optimizer was changed after `arm`.
+    #[error(
+        "`{setting}` was called between `arm` and `step`, and a step is taken with the optimizer that \
+         it was armed with; `disarm` the model, or `arm` it again, and choose settings between `step` \
+         and `arm` (if backward has stepped already, load the last checkpoint into the model and the \
+         optimizer with `load_record`)"
+    )]
+    SetInStep {
+        /// The name of the call.
+        setting: String,
     },
 
     /// The optimizer panicked in the middle of a step.

@@ -97,10 +97,15 @@ impl HookOrders {
         self.fingerprint = 0;
         self.last_id = NodeId::new().value;
         if !hooks_stay {
-            self.hooks.clear();
-            self.read.clear();
+            self.forget_hooks();
             self.plain |= !goes_on;
         }
+    }
+
+    /// Forgets the hooks of forward passes that no backward of this step comes to.
+    pub(crate) fn forget_hooks(&mut self) {
+        self.hooks.clear();
+        self.read.clear();
     }
 
     /// Whether a pass was read.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::thread::LocalKey;
 
 use burn::Tensor;
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
@@ -16,9 +16,7 @@ use crate::marks;
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
 use crate::session::{Slot, Snapshot};
-use crate::tape::{
-    constant, is_computed_from_placeholder, is_placeholder, is_tracked, leaf_hook, node_of,
-};
+use crate::tape::{Holds, constant, is_tracked, leaf_hook, node_of};
 
 thread_local! {
     /// Set while clones share the slot, instead of keeping a snapshot of the weight.
@@ -185,8 +183,12 @@ impl Clone for Released {
 
 impl Drop for Released {
     fn drop(&mut self) {
+        let is_copy = self.copy.take().is_some();
         if self.is_own {
             self.slot.owners.fetch_sub(1, Ordering::Relaxed);
+        }
+        if self.is_own || is_copy {
+            self.slot.leave_tape_if_unused();
         }
     }
 }
@@ -298,17 +300,19 @@ impl Released {
     fn has_placeholder(&self, base: &DispatchTensor) -> bool {
         match self.base.load(Ordering::Relaxed) {
             UNKNOWN => {
-                let is_placeholder = is_placeholder(base);
-                assert!(
-                    is_placeholder || !is_computed_from_placeholder(base),
-                    "gradient release: something was computed from the placeholder that {} has \
-                     while it is armed (by a mapper, an average, another optimizer); read it with \
-                     `val()`, or make a copy an ordinary model with `materialize()` before",
-                    path_text(&self.slot.path())
-                );
-                let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
+                let known = match Holds::of_armed(base) {
+                    Holds::Placeholder => PLACEHOLDER,
+                    Holds::Weight => WEIGHT,
+                    Holds::Computed => panic!(
+                        "gradient release: something was computed from the placeholder that {} has \
+                         while it is armed (by a mapper, `quantize_weights`, an average, another \
+                         optimizer); read it with `val()`, or make a copy an ordinary model with \
+                         `materialize()` before",
+                        path_text(&self.slot.path())
+                    ),
+                };
                 self.base.store(known, Ordering::Relaxed);
-                is_placeholder
+                known == PLACEHOLDER
             }
             known => known == PLACEHOLDER,
         }
@@ -327,7 +331,7 @@ impl Released {
             return base;
         }
         let Some(leaf) = node_of(&base) else {
-            return match base.dtype().is_float() && self.has_placeholder(&base) {
+            return match self.has_placeholder(&base) {
                 true => self.weight(),
                 false => base,
             };

@@ -35,12 +35,51 @@ pub(crate) struct GradientTransform {
 #[derive(Debug, Default)]
 struct ThisStep {
     norms: SquaredNorms,
-    /// Begins a pass that measures.
-    is_measuring: bool,
-    measured: Option<GradNorm>,
+    pass: Pass,
     /// Whether there are sums of earlier micro-batches.
     has_sums: bool,
     stop: Option<Stop>,
+}
+
+/// What the pass of a step is for, and what is known before it.
+#[derive(Clone, Copy, Debug, Default)]
+enum Pass {
+    /// Steps, and the norm of all gradients is not known.
+    #[default]
+    Steps,
+    /// Measures the norm.
+    Measures,
+    /// The norm was measured, and a pass that steps is to follow.
+    HasMeasured(GradNorm),
+    /// Steps with a norm that was measured before.
+    StepsWith(GradNorm),
+}
+
+impl Pass {
+    fn norm(self) -> Option<GradNorm> {
+        match self {
+            Self::Steps | Self::Measures => None,
+            Self::HasMeasured(norm) | Self::StepsWith(norm) => Some(norm),
+        }
+    }
+
+    fn is_measuring(self) -> bool {
+        matches!(self, Self::Measures | Self::HasMeasured(_))
+    }
+
+    fn with_norm(self, norm: GradNorm) -> Self {
+        match self.is_measuring() {
+            true => Self::HasMeasured(norm),
+            false => Self::StepsWith(norm),
+        }
+    }
+
+    fn without_norm(self) -> Self {
+        match self.is_measuring() {
+            true => Self::Measures,
+            false => Self::Steps,
+        }
+    }
 }
 
 /// Why no more parameters are stepped inside backward.
@@ -104,7 +143,7 @@ impl GradientTransform {
 
     /// The replicas that need a gradient. All of them do if they decide by norms.
     pub(crate) fn recipients(&self) -> Recipients {
-        match self.step.is_measuring || self.looks_at_gradients() {
+        match self.is_measuring() || self.looks_at_gradients() {
             true => Recipients::All,
             false => Recipients::Owner,
         }
@@ -113,12 +152,12 @@ impl GradientTransform {
     pub(crate) fn set_clipping(&mut self, clipping: NormClipping) {
         self.clipping = Some(clipping);
         // The measured norm was clipped by the old rule.
-        self.step.measured = None;
+        self.step.pass = self.step.pass.without_norm();
     }
 
     pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
         self.scaler = Some(scaler.0.for_optimizer());
-        self.step.measured = None;
+        self.step.pass = self.step.pass.without_norm();
     }
 
     pub(crate) fn has_scaler(&self) -> bool {
@@ -163,24 +202,26 @@ impl GradientTransform {
 
     /// Checks that a model can be armed for a step.
     pub(crate) fn check_arm(&self) -> Result<(), ReleaseError> {
-        match self.step.measured {
+        match self.measured() {
             None if self.needs_two_passes() => Err(ReleaseError::NotMeasured),
             Some(measured) if !measured.is_finite() => Err(ReleaseError::Overflown),
             _ => Ok(()),
         }
     }
 
+    /// The norm of all gradients, where it is known before the step.
     pub(crate) fn measured(&self) -> Option<GradNorm> {
-        self.step.measured
+        self.step.pass.norm()
     }
 
+    /// Whether the model is armed to measure, also after it has.
     pub(crate) fn is_measuring(&self) -> bool {
-        self.step.is_measuring
+        self.step.pass.is_measuring()
     }
 
     /// Whether the measuring pass has found a norm that is not finite.
     pub(crate) fn is_overflown(&self) -> bool {
-        self.step.measured.is_some_and(|norm| !norm.is_finite())
+        self.measured().is_some_and(|norm| !norm.is_finite())
     }
 
     /// Whether a measuring pass has dropped the gradient of a step that is skipped.
@@ -190,6 +231,11 @@ impl GradientTransform {
 
     pub(crate) fn stop(&self) -> Option<&Stop> {
         self.step.stop.as_ref()
+    }
+
+    /// Refuses the step that has begun, and steps no more parameters in it.
+    pub(crate) fn refuse_step(&mut self, error: ReleaseError) {
+        self.step.stop.get_or_insert(Stop::Refused(error));
     }
 
     /// Notes whether gradients are added to sums of earlier micro-batches.
@@ -215,19 +261,17 @@ impl GradientTransform {
 
     /// Begins a pass that steps.
     pub(crate) fn begin_step(&mut self) {
-        let measured = self.step.measured;
-        let norms = std::mem::take(&mut self.step.norms);
-        self.step = ThisStep {
-            norms: measured.map(|_| norms).unwrap_or_default(),
-            measured,
-            ..ThisStep::default()
-        };
+        let step = std::mem::take(&mut self.step);
+        if let Some(norm) = step.pass.norm() {
+            self.step.norms = step.norms;
+            self.step.pass = Pass::StepsWith(norm);
+        }
     }
 
     /// Begins a pass that measures.
     pub(crate) fn begin_measuring(&mut self) {
         self.step = ThisStep {
-            is_measuring: true,
+            pass: Pass::Measures,
             ..ThisStep::default()
         };
     }
@@ -238,8 +282,12 @@ impl GradientTransform {
         self.widened.clear();
     }
 
-    /// Measures a complete gradient in a pass that does not step.
+    /// Measures a complete gradient in a pass that does not step. One that comes after the norm is
+    /// known is not in it.
     pub(crate) fn measure<const D: usize>(&mut self, param: ParamId, grad: Tensor<D>) {
+        if self.measured().is_some() {
+            return;
+        }
         let squared = squared_norm(self.unscaled(grad));
         self.step.norms.push(param, squared);
     }
@@ -275,7 +323,7 @@ impl GradientTransform {
             coefficient,
             is_plain,
         };
-        self.step.measured = Some(measured);
+        self.step.pass = self.step.pass.with_norm(measured);
         Ok(measured)
     }
 
@@ -288,7 +336,7 @@ impl GradientTransform {
 
     fn check_finite(&mut self, params: &[ParamId]) -> Result<(), ParamId> {
         let must_be_finite = self.stops_at_non_finite || self.needs_two_passes();
-        match self.scaler.is_none() && (must_be_finite || self.step.is_measuring) {
+        match self.scaler.is_none() && (must_be_finite || self.is_measuring()) {
             true => self.step.norms.first_non_finite(params).map_or(Ok(()), Err),
             false => Ok(()),
         }
@@ -296,7 +344,7 @@ impl GradientTransform {
 
     /// Whether `step` must measure ordinary gradients before it changes anything.
     pub(crate) fn looks_at_ordinary(&self) -> bool {
-        self.step.measured.is_none() && (self.looks_at_gradients() || self.needs_two_passes())
+        self.measured().is_none() && (self.looks_at_gradients() || self.needs_two_passes())
     }
 
     /// Ends the measuring of the ordinary gradients of a step. `is_whole` says that there are no
@@ -316,7 +364,7 @@ impl GradientTransform {
     /// Whether no gradient can be stepped with from that of this parameter on.
     pub(crate) fn stops_before(&mut self, param: ParamId) -> bool {
         if self.step.stop.is_none() {
-            let refused = match self.step.measured {
+            let refused = match self.measured() {
                 None if self.needs_two_passes() => Err(ReleaseError::NotMeasured),
                 Some(_) if self.is_unmeasured(param) => Err(ReleaseError::NotMeasured),
                 _ => self.check_scaled(),
@@ -328,7 +376,7 @@ impl GradientTransform {
 
     /// Whether the pass that measures had no gradient of a parameter that has one now.
     pub(crate) fn is_unmeasured(&self, param: ParamId) -> bool {
-        self.needs_two_passes() && self.step.measured.is_some() && !self.is_measured(param)
+        self.needs_two_passes() && self.measured().is_some() && !self.is_measured(param)
     }
 
     /// Returns the gradient to step with; `None` skips the step.
@@ -374,7 +422,7 @@ impl GradientTransform {
         weight: &Tensor<D>,
         grad: Tensor<D>,
     ) -> Tensor<D> {
-        let coefficient = match (self.clipping, self.step.measured) {
+        let coefficient = match (self.clipping, self.measured()) {
             (Some(NormClipping::Adaptive(config)), _) => {
                 return clip_units(&config, weight.clone(), grad);
             }
@@ -399,23 +447,31 @@ impl GradientTransform {
 
     fn looks_at_gradients(&self) -> bool {
         let rule_asks = matches!(self.clipping, Some(NormClipping::AutoClip(_)));
-        let report_asks = self.reports_norm && self.step.measured.is_none();
+        let report_asks = self.reports_norm && self.measured().is_none();
         self.must_be_finite() || rule_asks || report_asks
     }
 
     /// Whether the step with a gradient may be skipped.
     pub(crate) fn must_be_finite(&self) -> bool {
         // A measuring pass has checked all gradients.
-        self.step.measured.is_none() && (self.stops_at_non_finite || self.scaler.is_some())
+        self.measured().is_none() && (self.stops_at_non_finite || self.scaler.is_some())
     }
 
-    /// Ends a step over the parameters of a model, given in the order of its fields.
-    pub(crate) fn end_step(&mut self, params: &[ParamId], has_skipped: bool) -> StepGradients {
+    /// Ends a step over the parameters of a model, given in the order of its fields, and of those that
+    /// were `stepped`.
+    pub(crate) fn end_step(
+        &mut self,
+        params: &[ParamId],
+        mut stepped: impl Iterator<Item = ParamId>,
+        has_skipped: bool,
+    ) -> StepGradients {
         let mut step = std::mem::take(&mut self.step);
         self.widened.clear();
-        let is_whole = !has_skipped && !step.norms.is_empty();
+        let measured = step.pass.norm();
         // Some of the gradients alone have no global norm.
-        let norm = is_whole.then(|| match step.measured {
+        let is_measured = |param| step.norms.contains(param);
+        let is_whole = !has_skipped && !step.norms.is_empty() && stepped.all(is_measured);
+        let norm = is_whole.then(|| match measured {
             Some(measured) => measured.norm,
             None => step.norms.global(params),
         });
@@ -428,8 +484,7 @@ impl GradientTransform {
         let scaler = self.scaler.as_ref().filter(|_| has_gradients);
         StepGradients {
             norm,
-            coefficient: step
-                .measured
+            coefficient: measured
                 .filter(|_| is_whole && self.needs_two_passes())
                 .map(|measured| measured.coefficient),
             scale: scaler.map(|scaler| scaler.update(has_skipped)),

@@ -125,7 +125,8 @@ impl ReleaseAccumulator {
         let survey = Survey::of(&model);
         let checked = self
             .check_accumulated()
-            .and_then(|()| survey.check(&self.session));
+            .and_then(|()| survey.check(&self.session))
+            .and_then(|()| survey.check_lost(&self.session, &model));
         if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }
@@ -181,7 +182,7 @@ impl ReleaseAccumulator {
         grads: GradientsParams,
     ) -> Result<(), Refused<(), GradientsParams>> {
         let survey = Survey::of(model);
-        if let Err(error) = self.check(&survey, &grads) {
+        if let Err(error) = self.check(model, &survey, &grads) {
             return Err(Refused::with_grads((), grads, error));
         }
         self.end(&survey, grads);
@@ -192,7 +193,7 @@ impl ReleaseAccumulator {
     #[cfg(feature = "train")]
     pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
         let survey = Survey::of(model);
-        match self.check(&survey, &grads) {
+        match self.check(model, &survey, &grads) {
             Ok(()) | Err(ReleaseError::NoForward) => self.end(&survey, grads),
             Err(error) => expect(Err(error)),
         }
@@ -222,7 +223,12 @@ impl ReleaseAccumulator {
         self.session.disarm();
     }
 
-    fn check(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
+    fn check<M: Module>(
+        &self,
+        model: &M,
+        survey: &Survey,
+        grads: &GradientsParams,
+    ) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
                 let path = path_text(&slot.path());
@@ -230,6 +236,7 @@ impl ReleaseAccumulator {
             }
         }
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
+        survey.check_lost(&self.session, model)?;
         check_claims(&self.session, survey, grads)
     }
 

@@ -42,6 +42,14 @@ impl StepReport {
         }
     }
 
+    /// The parameters that were stepped.
+    pub(super) fn stepped(&self) -> impl Iterator<Item = ParamId> + '_ {
+        let outcomes = self.outcomes.iter();
+        let stepped =
+            outcomes.filter(|(_, outcome)| !matches!(outcome, Outcome::Skipped | Outcome::Unused));
+        stepped.map(|(param, _)| *param)
+    }
+
     /// The outcome for each parameter that requires gradients, in the order of the model's fields.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()

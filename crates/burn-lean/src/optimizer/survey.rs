@@ -19,7 +19,7 @@ use crate::parameter::{Found, Holder, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::recompute::{Mode, mode};
 use crate::session::{Session, Slot, some_are_armed};
-use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, node_of};
+use crate::tape::{Holds, is_computed_from_placeholder, is_left, is_placeholder, node_of};
 use crate::wide::is_half;
 
 /// The float parameters of a model.
@@ -55,35 +55,17 @@ pub(super) struct Surveyed {
     holds: Holds,
 }
 
-/// What the base of a parameter is.
-#[derive(Clone, Copy, PartialEq)]
-enum Holds {
-    /// A weight: as always, or loaded while the parameter is armed.
-    Weight,
-    /// The placeholder of an armed parameter.
-    Placeholder,
-    /// Something that was computed from a placeholder.
-    Computed,
-}
-
-impl Holds {
-    fn of(base: &DispatchTensor, found: Option<&Found>) -> Self {
-        // Elsewhere, any NaN looks like what was computed from a placeholder.
-        let (leaf, tells) = match found {
-            // Unless a copy that was built anew has taken the weight.
-            Some(found) if found.has_ended() && node_of(base) != Some(found.slot.leaf_id()) => {
-                return Self::Weight;
-            }
-            Some(found) => (Some(found.slot.leaf_id()), true),
-            None => (None, !reading_waits(base)),
-        };
-        if leaf.is_some() && node_of(base) == leaf || is_placeholder(base) {
-            Self::Placeholder
-        } else if tells && is_computed_from_placeholder(base) {
-            Self::Computed
-        } else {
-            Self::Weight
-        }
+/// What the base of a parameter is, which may be armed.
+fn holds(base: &DispatchTensor, found: Option<&Found>) -> Holds {
+    match found {
+        // A copy that was built anew may have taken the weight.
+        Some(found) if node_of(base) == Some(found.slot.leaf_id()) => Holds::Placeholder,
+        Some(found) if found.has_ended() => Holds::Weight,
+        Some(_) => Holds::of_armed(base),
+        None if is_placeholder(base) => Holds::Placeholder,
+        // On a GPU, any NaN looks like what was computed from a placeholder.
+        None if !reading_waits(base) && is_computed_from_placeholder(base) => Holds::Computed,
+        None => Holds::Weight,
     }
 }
 
@@ -100,7 +82,7 @@ impl Survey {
             let is_checked =
                 |base: &DispatchTensor| some_are_armed || found.is_some() || !reading_waits(base);
             if let Some(base) = surveyed.base.take().filter(is_checked) {
-                surveyed.holds = Holds::of(&base, found);
+                surveyed.holds = holds(&base, found);
             }
         }
         survey
@@ -204,6 +186,37 @@ impl Survey {
         is_known: impl Fn(&ParamId) -> bool,
     ) -> Result<(), ReleaseError> {
         self.check_placeholders(|surveyed| self.is_bare(surveyed) && !is_known(&surveyed.param.id))
+    }
+
+    /// Checks that nothing was computed from a part of the placeholder of a parameter that has lost its
+    /// slot: one element does not tell.
+    pub(super) fn check_lost<M: Module>(
+        &self,
+        session: &Session,
+        model: &M,
+    ) -> Result<(), ReleaseError> {
+        struct Lost {
+            ids: HashSet<ParamId>,
+            computed: Option<String>,
+        }
+        impl PathVisitor for Lost {
+            fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+                let is_computed = |base| Holds::of_armed(&base) == Holds::Computed;
+                if self.ids.contains(&param.id) && is_computed(param.base().into_dispatch()) {
+                    self.computed.get_or_insert_with(|| path_text(path));
+                }
+            }
+        }
+        let mut ids: HashSet<_> = session.slots().keys().copied().collect();
+        ids.retain(|id| !self.found.contains_key(id));
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let computed = None;
+        let mut lost = Lost { ids, computed };
+        model.visit(&mut WithPaths::new(&mut lost));
+        lost.computed
+            .map_or(Ok(()), |path| Err(ReleaseError::Placeholder { path }))
     }
 
     fn check_placeholders(&self, is_wrong: impl Fn(&Surveyed) -> bool) -> Result<(), ReleaseError> {

@@ -5,6 +5,7 @@
 //! Gradients add up as on one tape: the tape of the scope starts from the sum of later uses of a
 //! tensor, and returns the new sum.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::autodiff::NodeId;
@@ -16,8 +17,10 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use crate::backend::plain;
 use crate::lock::lock;
 use crate::marks;
-use crate::recompute::scope::{Mode, ScopedOutcome, ScopedParameter, mode, replayed, replaying};
-use crate::session::{Phase, Slot};
+use crate::recompute::scope::{
+    Mode, ScopedOutcome, ScopedParameter, address, mode, replayed, replaying,
+};
+use crate::session::Slot;
 use crate::tape::{
     ARMING_HAS_ENDED, Zeros, guard, is_tracked, leaf, node, node_of, register, rung, take_sum,
 };
@@ -66,7 +69,7 @@ struct Use {
 
 impl Use {
     fn has_ended(&self) -> bool {
-        self.slot.phase() == Phase::Ended || self.slot.leaf_id() != self.leaf
+        self.slot.phase().has_ended() || self.slot.leaf_id() != self.leaf
     }
 }
 
@@ -187,13 +190,14 @@ impl Scope {
         } = self;
         let of_outputs = std::mem::take(&mut *lock(&outputs));
 
-        // The weights are no longer in their slots, or are those of a later arming.
+        // The weights are no longer in their slots, or no longer those of this arming.
         assert!(!uses.iter().any(Use::has_ended), "{ARMING_HAS_ENDED}");
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.begin();
         }
         let (run, params) = marks::recompute(|| replaying(is_outermost, again));
-        let use_of = |slot: &Arc<Slot>| uses.iter().find(|used| Arc::ptr_eq(&used.slot, slot));
+        let uses: HashMap<_, _> = uses.iter().map(|it| (address(&it.slot), it)).collect();
+        let use_of = |slot: &Arc<Slot>| uses.get(&address(slot));
         let is_used = |param: &Arc<ScopedParameter>| use_of(param.slot()).is_some();
         assert!(
             params.len() == uses.len() && params.iter().all(is_used),

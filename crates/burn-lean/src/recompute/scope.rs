@@ -97,7 +97,7 @@ pub(crate) fn record(slot: &Arc<Slot>) {
     });
 }
 
-fn address(slot: &Arc<Slot>) -> usize {
+pub(crate) fn address(slot: &Arc<Slot>) -> usize {
     Arc::as_ptr(slot) as usize
 }
 

@@ -106,9 +106,13 @@ impl Slot {
     /// Ends the arming, and keeps the weight for models that still hold the slot's placeholder.
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
+        if state.phase == Phase::Ended {
+            return;
+        }
         let taken = state.phase.taken();
         state.phase = Phase::Abandoned(taken);
         state.open = None;
+        state.leave_tape(&self.path());
     }
 
     /// Receives the mean over all replicas: measures it or steps with it. Without a gradient, takes

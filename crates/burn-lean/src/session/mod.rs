@@ -48,6 +48,14 @@ pub(crate) struct Session {
     in_flight: Option<InFlight>,
 }
 
+/// Models may be gone before their optimizer, without a `step`.
+impl Drop for Session {
+    fn drop(&mut self) {
+        let slots = std::mem::take(&mut *self.slots());
+        slots.values().for_each(|slot| slot.leave_tape_if_unused());
+    }
+}
+
 /// An armed parameter.
 pub(crate) struct Slot {
     /// In the model that it was armed in last, as the path.

@@ -97,6 +97,15 @@ impl State {
         self.weight = Weight::Elsewhere;
     }
 
+    /// Takes the weight off a tape that is not used again. A scope that no backward pass comes to keeps
+    /// the slot, and so the slot would keep the graph of that scope for ever.
+    pub(super) fn leave_tape(&mut self, path: &Path) {
+        self.leaf = None;
+        if self.weight.is_here() {
+            self.weight = Weight::Bare(self.weight.take(path));
+        }
+    }
+
     fn snapshot_of(&self, weight: DispatchTensor) -> Snapshot {
         Snapshot {
             weight,
@@ -226,6 +235,26 @@ impl Slot {
         (session.is_armed() && session.has(self)).then_some(session)
     }
 
+    /// Leaves the tape, if no model, copy or optimizer has the slot any more.
+    pub(crate) fn leave_tape_if_unused(&self) {
+        // What is dropped waits for nobody, and does not panic in an optimizer's step.
+        let Ok(state) = self.state.try_lock() else {
+            return;
+        };
+        let mut copies = state.snapshots.iter().chain(&state.moved);
+        let is_unused = state.leaf.is_some()
+            && self.owners.load(Ordering::Relaxed) == 0
+            && copies.all(|copy| copy.strong_count() == 0);
+        let session = state.session.upgrade();
+        drop(state);
+        if is_unused
+            && session.is_none_or(|session| !session.has(self))
+            && let Ok(mut state) = self.state.try_lock()
+        {
+            state.leave_tape(&self.path());
+        }
+    }
+
     pub(crate) fn weight(&self) -> DispatchTensor {
         self.reduced_state().weight.get(&self.path())
     }
@@ -296,6 +325,16 @@ impl Slot {
         let first = copies.first()?;
         let is_same = |copy: &Arc<Snapshot>| copy.after_step == first.after_step;
         copies.iter().all(is_same).then(|| first.weight.clone())
+    }
+
+    /// The weight of now, and those that copies of the model have.
+    pub(crate) fn weights(&self) -> Vec<DispatchTensor> {
+        let state = self.reduced_state();
+        let copies = state.snapshots.iter().chain(&state.moved);
+        let copies = copies.filter_map(Weak::upgrade);
+        let now = state.weight.is_here();
+        let now = now.then(|| state.weight.get(&self.path()));
+        copies.map(|copy| copy.weight.clone()).chain(now).collect()
     }
 
     /// Puts the parameter on the model's tape. `directly` is false for a recomputed scope.

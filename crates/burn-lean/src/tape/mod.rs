@@ -12,6 +12,6 @@ pub(crate) use leaf_hook::{ARMING_HAS_ENDED, HookOwner, leaf_hook};
 pub(crate) use node::{OnTape, Zeros, constant, guard, is_tracked, leaf, node, node_of, register};
 pub(crate) use orders::Reached;
 pub(crate) use placeholder::{
-    is_computed_from_placeholder, is_left, is_placeholder, is_replaced, placeholder_element,
+    Holds, is_computed_from_placeholder, is_left, is_placeholder, is_replaced, placeholder_element,
 };
 pub(crate) use sums::take_sum;

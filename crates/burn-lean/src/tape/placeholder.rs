@@ -7,7 +7,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, Slice, TensorData};
 
 use super::node::node_of;
-use crate::backend::{plain, reading_waits};
+use crate::backend::{is_spread, plain, reading_waits};
 
 /// A signaling NaN of a float type. Copies keep its bits; computed values have those of a quiet one,
 /// or another sign.
@@ -75,6 +75,48 @@ pub(crate) fn is_computed_from_placeholder(tensor: &DispatchTensor) -> bool {
             .filter(|_| keeps_bits)
             .unwrap_or_else(|| first.iter::<f32>().any(f32::is_nan))
     })
+}
+
+/// What the base of a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Holds {
+    /// A weight: as always, or loaded while the parameter is armed.
+    Weight,
+    /// The placeholder of an armed parameter.
+    Placeholder,
+    /// Something that was computed from a placeholder, or from a part of it.
+    Computed,
+}
+
+impl Holds {
+    /// What a parameter holds that is armed, or is of a copy of an armed model, when it has another leaf
+    /// than the armed one.
+    pub(crate) fn of_armed(base: &DispatchTensor) -> Self {
+        // It had a weight of floats.
+        if !base.dtype().is_float() {
+            return Self::Computed;
+        }
+        if !is_spread(base) {
+            return match is_placeholder(base) {
+                true => Self::Placeholder,
+                false if is_computed_from_placeholder(base) => Self::Computed,
+                false => Self::Weight,
+            };
+        }
+        // Not the placeholder, whatever its elements are: a clamp leaves them as they were. Any rank
+        // will do.
+        let data = Tensor::<1>::from_dispatch(plain(base.clone())).into_data();
+        let dtype = data.dtype();
+        let signaling = bits(dtype);
+        let is_of_placeholder = |element: &[u8]| {
+            signaling.as_deref() == Some(element) || is_computed(dtype, element) == Some(true)
+        };
+        let mut elements = data.as_bytes().chunks_exact(dtype.size());
+        match elements.any(is_of_placeholder) {
+            true => Self::Computed,
+            false => Self::Weight,
+        }
+    }
 }
 
 /// Whether the base of an armed parameter is no longer the placeholder over this leaf: something

@@ -45,6 +45,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         grad_accumulation: Option<usize>,
     ) -> Self {
         let handover = Handover::default();
+        let user_optim = handover.optimizer(expect(optim.own_optimizer()), &model);
         Self {
             strategy,
             again,
@@ -53,7 +54,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             // As in Burn, before the first step.
             lr: 0.0.into(),
             accumulator: optim.accumulator(),
-            user_optim: handover.optimizer(expect(optim.own_optimizer())),
+            user_optim,
             optim,
             handover,
             window: grad_accumulation.unwrap_or(1),

@@ -561,4 +561,15 @@ fn one_accumulator_for_two_models_in_turns() {
             assert_bits(&bits(&second), &expected_second, "the second");
         }
     }
+
+    // Within one window, the second takes the place of the first.
+    let (first, second) = make();
+    let mut sums = ReleaseAccumulator::new();
+    let first = sums.arm(first);
+    let grads = grads_of(&first, 1);
+    sums.accumulate(&first, grads);
+    let _second = sums.arm(second);
+    let grads = grads_of(&first, 1);
+    let refused = sums.try_accumulate(&first, grads).unwrap_err();
+    assert_error!(refused.error(), Copy, "has armed another");
 }

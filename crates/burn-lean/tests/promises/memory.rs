@@ -312,6 +312,54 @@ fn nothing_grows_over_abandoned_forward_passes() {
     });
 }
 
+/// Scopes of a micro-batch whose loss is only looked at. The weights are in the model alone: they are
+/// stepped in place.
+#[test]
+fn nothing_grows_over_micro_batches_without_backward() {
+    alone(|| {
+        let mut optim = adamw().with_gradient_release();
+        let mut sums = ReleaseAccumulator::new();
+        let mut model = seeded(&flex(), small);
+        assert_no_growth(|step| {
+            let mut taken = sums.arm(std::mem::take(&mut model));
+            drop(small_loss(&taken, step, true));
+            sums.accumulate(&taken, GradientsParams::new());
+            taken = optim.arm_accumulated(LR, taken, sums.grads());
+            let loss = small_loss(&taken, step, true);
+            let grads = GradientsParams::from_grads(loss.backward(), &taken);
+            model = optim.step(LR, taken, grads);
+            assert_eq!(optim.last_step().unwrap().in_place(), 8);
+        });
+    });
+}
+
+/// Trials that end before their backward pass: their optimizer goes on, or goes before the model, or after
+/// it.
+#[test]
+fn nothing_grows_over_models_that_are_given_up() {
+    alone(|| {
+        let start = seeded(&flex(), small);
+        let (mut other, mut plain) = (start.clone(), adamw());
+        let mut optim = adamw().with_gradient_release();
+        assert_no_growth(|step| {
+            let mut own = adamw().with_gradient_release();
+            let trial = match step % 3 {
+                0 => optim.arm(LR, start.clone()),
+                _ => own.arm(LR, start.clone()),
+            };
+            drop(small_loss(&trial, step, true));
+            match step % 3 {
+                1 => drop((own, trial)),
+                _ => drop((trial, own)),
+            }
+            // Burn frees what is left of graphs in a backward pass.
+            other = plain_step(std::mem::take(&mut other), &mut plain, |model| {
+                small_loss(model, step, false)
+            });
+        });
+    });
+}
+
 /// An average of weights, whose passes see no backward.
 #[test]
 fn nothing_grows_over_passes_of_new_leaves() {

@@ -205,6 +205,7 @@ impl ReleaseOptimizer {
         self.check_unfinished()?;
         let survey = Survey::of(model);
         survey.check(&self.session)?;
+        survey.check_lost(&self.session, model)?;
         self.check_settings(model, &survey)?;
         Ok(survey)
     }

@@ -44,6 +44,7 @@ impl ReleaseOptimizer {
     /// `arm` and `step` refuse it for an optimizer that computes in the type of the weight, as Burn's
     /// do ([`F32Gradients`](crate::ReleaseError::F32Gradients)).
     pub fn with_f32_gradients(self) -> Self {
+        self.refuse_step_with("with_f32_gradients");
         let mut stepper = self.session.stepper();
         stepper.gradients.gives_f32 = true;
         stepper.asked.clear();
@@ -66,13 +67,15 @@ impl ReleaseOptimizer {
     /// Burn's [`ModuleOptimizer::with_group`](burn::optim::ModuleOptimizer::with_group), with a
     /// check: a group that no parameter of the model is in is refused when a model is armed or
     /// stepped. Of several groups that a parameter is in, the last one counts; states of its
-    /// parameters begin anew.
+    /// parameters begin anew. Between `arm` and `step` it comes too late:
+    /// [`SetInStep`](crate::ReleaseError::SetInStep).
     pub fn with_group(
         mut self,
         group: ParamGroup,
         optim: impl DynOptimizer + 'static,
         grad_clipping: Option<GradientClipping>,
     ) -> Self {
+        self.refuse_step_with("with_group");
         let mut stepper = self.session.stepper();
         let with_group = |of: ModuleOptimizer| of.with_group(group.clone(), optim, grad_clipping);
         stepper.optim = stepper.optim.take().map(with_group);
@@ -80,6 +83,19 @@ impl ReleaseOptimizer {
         drop(stepper);
         self.groups.push(group);
         self
+    }
+
+    /// Refuses the step that a model is armed for: another optimizer would take a part of it, which was not
+    /// asked whether it can.
+    fn refuse_step_with(&self, setting: &str) {
+        let is_armed = self.session.is_armed();
+        let mut stepper = self.session.stepper();
+        // No pass that measures: the model is armed again after it.
+        if is_armed && stepper.lr.is_some() {
+            let setting = setting.into();
+            let error = ReleaseError::SetInStep { setting };
+            stepper.gradients.refuse_step(error);
+        }
     }
 
     /// The state of the gradient transforms: save it beside the optimizer's record.

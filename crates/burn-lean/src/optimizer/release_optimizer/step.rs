@@ -85,7 +85,8 @@ impl ReleaseOptimizer {
         report.set_skipped(&skipped);
         let has_skipped = !skipped.is_empty() || report.count(Outcome::Skipped) > 0;
         let mut stepper = self.session.stepper();
-        report.gradients = stepper.gradients.end_step(&survey.ids(), has_skipped);
+        let gradients = &mut stepper.gradients;
+        report.gradients = gradients.end_step(&survey.ids(), report.stepped(), has_skipped);
         drop(stepper);
         self.finish(report);
         if !grads.is_empty() {
@@ -169,11 +170,7 @@ impl ReleaseOptimizer {
         stepper.lr = None;
         stepper.sums_are_plain = true;
         drop(stepper);
-        let has_stepped = report
-            .outcomes
-            .iter()
-            .any(|(_, outcome)| !matches!(outcome, Outcome::Unused | Outcome::Skipped));
-        if has_stepped {
+        if report.stepped().next().is_some() {
             self.is_fresh = Some(false);
         }
         self.last_step = Some(Box::new(report));
@@ -231,6 +228,7 @@ impl ReleaseOptimizer {
         drop((slots, stepper));
         if armed > 0 {
             survey.check_duplicate()?;
+            survey.check_lost(&self.session, model)?;
         }
         survey.check_abandoned(&self.session)?;
         survey.check_elsewhere(&self.session)?;

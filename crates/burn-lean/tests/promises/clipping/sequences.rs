@@ -164,15 +164,18 @@ fn a_gradient_that_was_not_measured_is_refused() {
     let model = optim.disarm(refused.into_model());
     finishes(optim, model);
 
-    // It came to some parameters only.
+    // It came to some parameters only, and another pass that is not of the step to all.
     let of_first = |model: &Small| {
         let loss = model.first.forward(numbers([3, 4], 0, &flex())).mean();
         GradientsParams::from_grads(loss.backward(), model)
     };
-    for is_armed in [true, false] {
+    for (is_armed, is_followed) in [(true, false), (false, false), (true, true)] {
         let (mut optim, model, _) = at(Moment::Measuring);
         let grads = of_first(&model);
         optim.try_measured(&model, grads).unwrap();
+        if is_followed {
+            drop(grads_of(&model, 5));
+        }
         let model = optim.arm(LR, model);
         let fork = model.clone().fork(&flex());
         let grads = match is_armed {

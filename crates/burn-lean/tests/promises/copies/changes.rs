@@ -1,6 +1,12 @@
 //! Weights that are averaged, computed, set and loaded, and mappers.
 
+use std::ops::Range;
+
+use burn::module::Quantizer;
+use burn::tensor::quantization::{Calibration, QuantScheme};
+
 use super::*;
+use crate::harness::map_numbers;
 
 /// The average of the weights, as it is kept beside a model.
 struct Average(std::vec::IntoIter<(String, Vec<u32>)>);
@@ -55,6 +61,20 @@ fn an_average_that_was_a_copy_of_the_armed_model() {
     }
 }
 
+/// Changes one parameter by its field.
+fn map_tied(mut model: Small, change: impl Fn(Tensor<2>) -> Tensor<2>) -> Small {
+    let change = |value: Tensor<2>| change(value.inner()).autodiff().require_grad();
+    model.tied = model.tied.map(change);
+    model
+}
+
+/// Sets rows of a matrix, and leaves the others.
+fn with_rows(value: Tensor<2>, rows: Range<usize>) -> Tensor<2> {
+    let width = value.dims()[1];
+    let ones = Tensor::ones([rows.len(), width], &value.device());
+    value.slice_assign([rows, 0..width], ones)
+}
+
 /// What is computed from one placeholder is refused by `step`; of all of them, see the table in
 /// `moments`. A parameter that is only built again, after backward, gets its step.
 /// Changed before a step without gradients, before the forward pass, and after backward.
@@ -62,21 +82,25 @@ fn an_average_that_was_a_copy_of_the_armed_model() {
 fn weights_computed_from_those_of_the_armed_model() {
     type Change = fn(Small) -> Small;
     // Whether something is computed, too.
-    let changes: [(&str, bool, Change); 5] = [
+    let changes: [(&str, bool, Change); 8] = [
         ("one mapped", true, |mut model| {
             model.tied = Halve.map_float(model.tied);
             model
         }),
-        ("one negated", true, |mut model| {
-            let change = |value: Tensor<2>| value.inner().neg().autodiff().require_grad();
-            model.tied = model.tied.map(change);
-            model
+        ("one negated", true, |model| {
+            map_tied(model, |value| value.neg())
         }),
-        ("one in f16, and back", true, |mut model| {
-            let rounded = |value: Tensor<2>| value.inner().cast(DType::F16).cast(DType::F32);
-            let change = |value| rounded(value).autodiff().require_grad();
-            model.tied = model.tied.map(change);
-            model
+        ("one in f16, and back", true, |model| {
+            map_tied(model, |value| value.cast(DType::F16).cast(DType::F32))
+        }),
+        ("one clamped", true, |model| {
+            map_tied(model, |value| value.clamp(-0.1, 0.1))
+        }),
+        ("the first row of one set", true, |model| {
+            map_tied(model, |value| with_rows(value, 0..1))
+        }),
+        ("the last row of one set", true, |model| {
+            map_tied(model, |value| with_rows(value, 3..4))
         }),
         ("one detached", false, |mut model| {
             model.tied = model.tied.map(|value| value.detach().require_grad());
@@ -118,6 +142,53 @@ fn weights_computed_from_those_of_the_armed_model() {
             assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
         }
     }
+}
+
+/// Placeholders that a mapper changes in part or quantizes: refused where they are read, saved, stepped
+/// with or disarmed, and so are those of copies.
+#[test]
+fn placeholders_changed_in_part_or_quantized() {
+    fn quantized(model: Small) -> Small {
+        let mut quantizer = Quantizer::new(Calibration::MinMax, QuantScheme::default());
+        model.quantize_weights(&mut quantizer)
+    }
+    fn with_one(value: Tensor<1>, at: usize) -> Tensor<1> {
+        let one = Tensor::ones([1], &value.device());
+        value.slice_assign(at..at + 1, one)
+    }
+    type Change = fn(Small) -> Small;
+    let changes: [Change; 4] = [
+        |model| map_numbers(model, |value| value.clamp(-0.1, 0.1)),
+        |model| map_numbers(model, |value| with_one(value, 0)),
+        |model| map_numbers(model, |value| with_one(value, 3)),
+        quantized,
+    ];
+    for change in changes {
+        let copies: [fn(&Small) -> Small; 2] = [Small::clone, Small::valid];
+        for copy in copies {
+            let (model, mut optim, plain) = started();
+            let model = optim.arm(LR, model);
+            let copy = change(copy(&model));
+            assert_panics(|| copy.values(), "computed from the placeholder");
+            assert_panics(|| copy.into_record(), "computed from the placeholder");
+            let model = finish(model, &mut optim, 1);
+            assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+        }
+        let (model, mut optim, _) = started();
+        let model = change(optim.arm(LR, model));
+        let refused = optim.try_disarm(model).unwrap_err();
+        assert_error!(refused.error(), Placeholder);
+        let (model, none) = (refused.into_model(), GradientsParams::new());
+        let refused = optim.try_step(LR, model, none).unwrap_err();
+        assert_error!(refused.error(), Placeholder);
+    }
+    // An ordinary model that was made of a copy is one to quantize.
+    let (model, mut optim, _) = started();
+    let model = optim.arm(LR, model);
+    let copy = quantized(model.clone().materialize());
+    let bits = bits_of(copy.tied.val().dequantize());
+    assert!(bits.iter().any(|bits| *bits != 0));
+    drop(copy.into_record());
 }
 
 /// What is put there does not depend on what was there.

@@ -161,17 +161,32 @@ fn sums_survive_arming_again() {
     }
 }
 
-/// Asked for after a part was stepped, a norm of all gradients comes too late.
-#[test]
-fn clipping_cannot_begin_in_mid_step() {
+/// A step of which one parameter has an ordinary gradient, after backward has stepped the others.
+fn in_mid_step() -> (ReleaseOptimizer, Small, GradientsParams) {
     let mut optim = adamw().with_gradient_release();
     let group = || ParamGroup::from_path("tied");
     let model = optim.arm(LR, small().freeze_group(group()));
     // It is not armed, and so stepped after backward.
     let model = model.unfreeze_group(group());
     let grads = grads_of(&model, 0);
+    (optim, model, grads)
+}
+
+/// Asked for after a part was stepped, a norm of all gradients comes too late.
+#[test]
+fn norms_cannot_be_asked_for_in_mid_step() {
+    let (optim, model, grads) = in_mid_step();
     let clipping = NormClipping::GlobalNorm { max_norm: 1.0 };
     let mut optim = optim.with_norm_clipping(clipping);
     let refused = optim.try_step(LR, model, grads).unwrap_err();
     assert_error!(refused.error(), NotMeasured);
+
+    let (optim, model, grads) = in_mid_step();
+    let mut optim = optim.with_grad_norm();
+    let model = optim.step(LR, model, grads);
+    let report = optim.last_step().unwrap();
+    assert_eq!(report.count(Outcome::Ordinary), 1);
+    assert_eq!(report.grad_norm(), None);
+    let _ = release_step(model, &mut optim, |model| model.loss(1));
+    assert!(optim.last_step().unwrap().grad_norm().is_some());
 }

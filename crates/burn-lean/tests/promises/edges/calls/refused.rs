@@ -172,6 +172,46 @@ fn burns_accumulator_over_an_armed_micro_batch_is_refused() {
     }
 }
 
+/// A step is taken with the optimizer that the model was armed with.
+#[test]
+fn an_optimizer_that_is_changed_in_mid_step_is_refused() {
+    let own = || AdamWConfig::new().with_weight_decay(0.5).build();
+    let group = || ParamGroup::from_predicate("first");
+    let later = || {
+        let (model, optim) = plain(&[0]);
+        (model, optim.with_group(group(), own(), None))
+    };
+    type Undo = fn(&mut ReleaseOptimizer, Small) -> Small;
+    let undo: [Undo; 2] = [
+        |optim, model| optim.disarm(model),
+        |optim, model| optim.arm(LR, model),
+    ];
+    for undo in undo {
+        let (model, mut optim) = started();
+        let model = optim.arm(LR, model);
+        let mut optim = optim.with_group(group(), own(), None);
+        let grads = grads_of(&model, 1);
+        let refused = optim.try_step(LR, model, grads).unwrap_err();
+        assert_error!(refused.error(), SetInStep, "`with_group` was called");
+        let model = undo(&mut optim, refused.into_model());
+        assert_goes_on(model, &mut optim, later());
+    }
+    // Half of the step is the old optimizer's.
+    let (model, mut optim) = started();
+    let model = optim.arm(LR, model);
+    let grads = grads_of(&model, 1);
+    let mut optim = optim.with_group(group(), own(), None);
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    assert_error!(refused.error(), SetInStep, "load the last checkpoint");
+    let (saved, states) = plain(&[0]);
+    let mut optim = optim.load_record(states.to_record());
+    let record = saved.clone().into_record();
+    let model = refused.into_model().load_record(record);
+    let later = adamw().with_group(group(), own(), None);
+    let later = later.load_record(states.to_record());
+    assert_goes_on(model, &mut optim, (saved, later));
+}
+
 /// A rate that no weight can be stepped with, whether the model is armed or not.
 #[test]
 fn a_rate_out_of_range() {
