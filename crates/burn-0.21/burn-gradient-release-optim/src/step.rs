@@ -1,6 +1,6 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
-use burn::tensor::{DType, ElementConversion, Tensor};
+use burn::tensor::{DType, Tensor, backend::Backend};
 use lean_arithmetic::optim::{Measure, Rule};
 
 use crate::{
@@ -26,10 +26,9 @@ pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
 pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize>(
     measure: &M,
     operands: &Operands<B, N>,
-) -> f32 {
+) -> f64 {
     if operands.has_pass() {
-        let mean: Tensor<B, 1> = from_float(B::mean_in_place(measure, operands));
-        return mean.into_scalar().elem();
+        return scalar::<B>(from_float(B::mean_in_place(measure, operands)));
     }
     let grad: Tensor<B, D> = from_float(operands.grad.clone());
     let dtype = grad.dtype();
@@ -41,7 +40,13 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
     let Whole(measured) = measure.measure(grad, states);
     // As in the pass, where the least of a measure takes its place.
     let is_nan = measured.clone().is_nan();
-    measured.mask_fill(is_nan, 0.0).mean().into_scalar().elem()
+    scalar(measured.mask_fill(is_nan, 0.0).mean())
+}
+
+/// A number in its own type, which that of the backend's elements may not hold.
+fn scalar<B: Backend>(tensor: Tensor<B, 1>) -> f64 {
+    let scalar = tensor.into_data().iter::<f64>().next();
+    scalar.expect("it has one element")
 }
 
 /// The step with Burn's operations.
@@ -80,7 +85,8 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     }
 }
 
-fn floats<B: LeanBackend, const D: usize>(state: Moment<B>, dtype: DType) -> Tensor<B, D> {
+/// A state for a step that computes in this type.
+pub(crate) fn floats<B: Backend, const D: usize>(state: Moment<B>, dtype: DType) -> Tensor<B, D> {
     let floats: Tensor<B, D> = match state {
         Moment::Float(floats) => from_float(floats),
         blocks @ Moment::EightBit(_) => blocks.to_tensor(),

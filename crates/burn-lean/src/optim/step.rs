@@ -35,14 +35,14 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
 pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
     measure: &M,
     operands: &Operands<N, D>,
-) -> f32 {
+) -> f64 {
     #[cfg(feature = "flex")]
     if operands.has_flex_pass() {
-        return flex::mean(measure, operands);
+        return flex::mean(measure, operands).into();
     }
     #[cfg(feature = "cube")]
     if operands.has_cube_pass() {
-        return cube::mean(measure, operands);
+        return cube::mean(measure, operands).into();
     }
     let grad = operands.clip.clip(Whole(operands.grad.clone()));
     let states = match &operands.states {

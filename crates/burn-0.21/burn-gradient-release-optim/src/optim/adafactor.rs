@@ -15,9 +15,14 @@ use lean_arithmetic::optim::rules;
 
 use super::{
     adaptor,
-    factored::{Factored, clipped},
+    factored::{Factored, clipped, moment},
 };
-use crate::{moment::wide, number::Whole, settings::checked_clipping};
+use crate::{
+    moment::{Moment, wide},
+    number::Whole,
+    settings::checked_clipping,
+    step::floats,
+};
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which
 /// would ignore the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
@@ -144,25 +149,25 @@ impl Adafactor {
 
 /// State of [`Adafactor`].
 #[derive(Record, Clone, Debug)]
-pub struct AdafactorState<B: Backend, const D: usize> {
+pub struct AdafactorState<B: Backend> {
     /// Number of steps taken.
     pub time: usize,
     /// Moving average of squared gradients.
-    pub square: Factored<B, D>,
+    pub square: Factored<B>,
     /// Moving average of updates, with a first moment.
-    pub moment_1: Option<Tensor<B, D>>,
+    pub moment_1: Option<Moment<B>>,
 }
 
 impl<B: Backend> SimpleOptimizer<B> for Adafactor {
-    type State<const D: usize> = AdafactorState<B, D>;
+    type State<const D: usize> = AdafactorState<B>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         tensor: Tensor<B, D>,
         grad: Tensor<B, D>,
-        state: Option<AdafactorState<B, D>>,
-    ) -> (Tensor<B, D>, Option<AdafactorState<B, D>>) {
+        state: Option<AdafactorState<B>>,
+    ) -> (Tensor<B, D>, Option<AdafactorState<B>>) {
         let dtype = tensor.dtype();
         let wide = wide(dtype);
         let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
@@ -171,26 +176,26 @@ impl<B: Backend> SimpleOptimizer<B> for Adafactor {
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
             square: state.square.of_type(wide),
-            moment_1: state.moment_1.map(|moment| Whole(moment.cast(wide))),
+            moment_1: state.moment_1.map(|moment| Whole(floats(moment, wide))),
         });
         let tensor = Whole(tensor.cast(wide));
         let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = AdafactorState {
             time: state.time,
             square: state.square.into(),
-            moment_1: state.moment_1.map(|Whole(moment)| moment),
+            moment_1: state.moment_1.map(moment),
         };
         (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(
-        state: AdafactorState<B, D>,
+        state: AdafactorState<B>,
         device: &B::Device,
-    ) -> AdafactorState<B, D> {
+    ) -> AdafactorState<B> {
         AdafactorState {
             time: state.time,
             square: state.square.on_device(device),
-            moment_1: state.moment_1.map(|moment| moment.to_device(device)),
+            moment_1: state.moment_1.map(|moment| moment.on_device(device)),
         }
     }
 }

@@ -15,9 +15,14 @@ use lean_arithmetic::optim::rules;
 
 use super::{
     adaptor,
-    factored::{Factored, clipped},
+    factored::{Factored, clipped, moment},
 };
-use crate::{moment::wide, number::Whole, settings::checked_clipping};
+use crate::{
+    moment::{Moment, wide},
+    number::Whole,
+    settings::checked_clipping,
+    step::floats,
+};
 
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]
@@ -90,48 +95,48 @@ pub struct Came {
 
 /// State of [`Came`].
 #[derive(Record, Clone, Debug)]
-pub struct CameState<B: Backend, const D: usize> {
+pub struct CameState<B: Backend> {
     /// Moving average of updates.
-    pub moment_1: Tensor<B, D>,
+    pub moment_1: Moment<B>,
     /// Moving average of squared gradients.
-    pub square: Factored<B, D>,
+    pub square: Factored<B>,
     /// Moving average of the squared difference between update and first moment, for matrices.
-    pub instability: Option<Factored<B, D>>,
+    pub instability: Option<Factored<B>>,
 }
 
 impl<B: Backend> SimpleOptimizer<B> for Came {
-    type State<const D: usize> = CameState<B, D>;
+    type State<const D: usize> = CameState<B>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         tensor: Tensor<B, D>,
         grad: Tensor<B, D>,
-        state: Option<CameState<B, D>>,
-    ) -> (Tensor<B, D>, Option<CameState<B, D>>) {
+        state: Option<CameState<B>>,
+    ) -> (Tensor<B, D>, Option<CameState<B>>) {
         let dtype = tensor.dtype();
         let wide = wide(dtype);
         let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
         let state = state.map(|state| rules::CameState {
-            moment_1: Whole(state.moment_1.cast(wide)),
+            moment_1: Whole(floats(state.moment_1, wide)),
             square: state.square.of_type(wide),
             instability: state.instability.map(|factored| factored.of_type(wide)),
         });
         let tensor = Whole(tensor.cast(wide));
         let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = CameState {
-            moment_1: state.moment_1.0,
+            moment_1: moment(state.moment_1),
             square: state.square.into(),
             instability: state.instability.map(Into::into),
         };
         (tensor.cast(dtype), Some(state))
     }
 
-    fn to_device<const D: usize>(state: CameState<B, D>, device: &B::Device) -> CameState<B, D> {
+    fn to_device<const D: usize>(state: CameState<B>, device: &B::Device) -> CameState<B> {
         CameState {
-            moment_1: state.moment_1.to_device(device),
+            moment_1: state.moment_1.on_device(device),
             square: state.square.on_device(device),
             instability: state
                 .instability

@@ -6,52 +6,61 @@ use burn::{
     record::Record,
     tensor::{DType, Tensor, backend::Backend},
 };
-use lean_arithmetic::optim;
+use lean_arithmetic::optim::{self, tell_shape};
 
-use crate::number::Whole;
+use crate::{moment::Moment, number::Whole, step::floats};
 
 /// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
 /// dimensions the means of rows and columns.
 #[derive(Record, Clone, Debug)]
-pub struct Factored<B: Backend, const D: usize> {
+pub struct Factored<B: Backend> {
     /// All of it, for vectors and scalars.
-    pub whole: Option<Tensor<B, D>>,
+    pub whole: Option<Moment<B>>,
     /// Means over the last dimension, `[.., rows, 1]`.
-    pub rows: Option<Tensor<B, D>>,
+    pub rows: Option<Moment<B>>,
     /// Means over the last but one, `[.., 1, columns]`.
-    pub columns: Option<Tensor<B, D>>,
+    pub columns: Option<Moment<B>>,
 }
 
-impl<B: Backend, const D: usize> Factored<B, D> {
+impl<B: Backend> Factored<B> {
     pub(super) fn on_device(self, device: &B::Device) -> Self {
-        let move_to = |tensor: Option<Tensor<B, D>>| tensor.map(|tensor| tensor.to_device(device));
-        Self {
-            whole: move_to(self.whole),
-            rows: move_to(self.rows),
-            columns: move_to(self.columns),
-        }
+        let parts = self.into_parts();
+        tell_shape(|| parts.shape(|part| part.shape().to_vec()));
+        Self::of_parts(parts.map(|part| part.moved_to(device)))
     }
 
     /// For a step that computes in this type.
-    pub(super) fn of_type(self, dtype: DType) -> optim::Factored<Whole<B, D>> {
-        let whole = |tensor: Option<Tensor<B, D>>| tensor.map(|tensor| Whole(tensor.cast(dtype)));
+    pub(super) fn of_type<const D: usize>(self, dtype: DType) -> optim::Factored<Whole<B, D>> {
+        self.into_parts().map(|part| Whole(floats(part, dtype)))
+    }
+
+    fn into_parts(self) -> optim::Factored<Moment<B>> {
         optim::Factored {
-            whole: whole(self.whole),
-            rows: whole(self.rows),
-            columns: whole(self.columns),
+            whole: self.whole,
+            rows: self.rows,
+            columns: self.columns,
+        }
+    }
+
+    fn of_parts(parts: optim::Factored<Moment<B>>) -> Self {
+        Self {
+            whole: parts.whole,
+            rows: parts.rows,
+            columns: parts.columns,
         }
     }
 }
 
-impl<B: Backend, const D: usize> From<optim::Factored<Whole<B, D>>> for Factored<B, D> {
+impl<B: Backend, const D: usize> From<optim::Factored<Whole<B, D>>> for Factored<B> {
     fn from(factored: optim::Factored<Whole<B, D>>) -> Self {
-        let tensor = |Whole(tensor)| tensor;
-        Self {
-            whole: factored.whole.map(tensor),
-            rows: factored.rows.map(tensor),
-            columns: factored.columns.map(tensor),
-        }
+        Self::of_parts(factored.map(moment))
     }
+}
+
+/// The state after a step, in the type that it computed in. As a tensor of Burn's, a record would
+/// load it in the type of the backend.
+pub(super) fn moment<B: Backend, const D: usize>(Whole(tensor): Whole<B, D>) -> Moment<B> {
+    Moment::Float(tensor.into_primitive().tensor())
 }
 
 /// The gradient after Burn's clipping, before all else. None without elements, which have no mean.

@@ -2,9 +2,9 @@
 
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::SimpleOptimizer;
-use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder};
+use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Record, Recorder};
+use burn::tensor::TensorPrimitive;
 use burn::tensor::backend::BackendTypes;
-use burn::tensor::{DType, TensorPrimitive};
 
 use super::Backend;
 
@@ -28,18 +28,18 @@ pub(crate) trait Optimizer: SimpleOptimizer<Backend> + 'static {}
 
 impl<O: SimpleOptimizer<Backend> + 'static> Optimizer for O {}
 
-/// A state as it would be saved.
+/// A state as it would be saved, with floats in 64 bits: Burn's full precision has 32.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Saved(pub(crate) Vec<u8>);
 
 impl Saved {
     pub(crate) fn of(state: &(impl Record<Backend> + Clone)) -> Self {
-        let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::default();
         Self(Recorder::<Backend>::record(&recorder, state.clone(), ()).unwrap())
     }
 
     pub(crate) fn load<S: Record<Backend>>(&self, device: &Device) -> Option<S> {
-        let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::default();
         Recorder::<Backend>::load(&recorder, self.0.clone(), device).ok()
     }
 
@@ -50,9 +50,6 @@ impl Saved {
 
 /// Burn has none.
 pub(crate) const LION_IS_BURNS: bool = false;
-
-/// The types whose states are saved as they are: Burn's record of full precision has 32 bits.
-pub(crate) const TYPES_OF_RECORDS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 pub(crate) fn device() -> Device {
     Device::default()

@@ -14,6 +14,7 @@ mod release_optimizer;
 mod report;
 mod session;
 mod shared_state;
+mod states;
 mod step_plan;
 mod stepper;
 mod two_passes;

@@ -58,9 +58,6 @@ impl Saved {
 /// Burn has it, too.
 pub(crate) const LION_IS_BURNS: bool = true;
 
-/// The types whose states are saved as they are.
-pub(crate) const TYPES_OF_RECORDS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
-
 /// Flex, which steps in one pass.
 pub(crate) fn device() -> Device {
     Device::flex()

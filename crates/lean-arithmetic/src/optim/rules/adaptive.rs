@@ -10,7 +10,7 @@ pub trait AdaptiveRule: Copy + Debug + Send + Sync + 'static {
     type Update: Update;
 
     /// The learning rate of step number `time`, which may depend on the mean of a measure.
-    fn lr(&self, lr: f64, _time: usize, _mean: impl FnOnce(Surprise) -> f32) -> f64 {
+    fn lr(&self, lr: f64, _time: usize, _mean: impl FnOnce(Surprise) -> f64) -> f64 {
         lr
     }
 

@@ -59,8 +59,8 @@ impl StableAdamW {
 impl AdaptiveRule for StableAdamW {
     type Update = Decayed;
 
-    fn lr(&self, lr: f64, time: usize, mean: impl FnOnce(Surprise) -> f32) -> f64 {
-        let root_mean_square = f64::from(mean(self.measure(time))).sqrt();
+    fn lr(&self, lr: f64, time: usize, mean: impl FnOnce(Surprise) -> f64) -> f64 {
+        let root_mean_square = mean(self.measure(time)).sqrt();
         lr / root_mean_square.max(1.0)
     }
 
