@@ -336,23 +336,19 @@ impl Run {
     }
 
     fn arm_last(&mut self) -> Outcome {
-        self.arm_with_sums(|optim, model, sums| optim.try_arm_accumulated(LR, model, sums))
+        self.arm_with_sums(|optim, model, sums| ended(optim.try_arm_accumulated(LR, model, sums)))
     }
 
     fn arm_to_measure(&mut self) -> Outcome {
-        self.arm_with_sums(ReleaseOptimizer::try_arm_to_measure)
+        self.arm_with_sums(|optim, model, sums| ended(optim.try_arm_to_measure(model, sums)))
     }
 
     fn arm_with_sums(
         &mut self,
-        arm: impl FnOnce(
-            &mut ReleaseOptimizer,
-            Small,
-            GradientsParams,
-        ) -> Result<Small, Refused<Small, GradientsParams>>,
+        arm: impl FnOnce(&mut ReleaseOptimizer, Small, GradientsParams) -> (Small, Outcome),
     ) -> Outcome {
         let [plain, sums] = self.take_sums()?;
-        self.call(|run, model| ended(arm(&mut run.optim, model, sums)))?;
+        self.call(|run, model| arm(&mut run.optim, model, sums))?;
         self.plain_last = self.plain_sum(plain);
         Ok(())
     }
