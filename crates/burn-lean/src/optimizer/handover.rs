@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::optim::{
     GradientsParams, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
 };
@@ -28,15 +28,10 @@ use crate::tape::{is_placeholder, placeholder_element};
 
 /// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
 #[derive(Clone, Default)]
-pub(crate) struct Handover {
-    waiting: Arc<Mutex<Vec<Option<Waiting>>>>,
-    /// The one parameter that this gives back, as it has no dimension in which its mark has an index.
-    scalar: Option<ParamId>,
-}
+pub(crate) struct Handover(Arc<Mutex<Vec<Option<Waiting>>>>);
 
 /// A parameter that the user's `optim.step` will give back.
 struct Waiting {
-    id: ParamId,
     path: String,
     lr: f64,
     /// Backward or an ordinary gradient has stepped it.
@@ -48,43 +43,13 @@ struct Waiting {
 type Give = Box<dyn FnOnce(BridgeTensor) -> Result<BridgeTensor, ReleaseError> + Send>;
 
 impl Handover {
-    /// The optimizer for `TrainStep::optimize` of a model.
-    pub(crate) fn optimizer<M: Module>(&self, like: ModuleOptimizer, model: &M) -> ModuleOptimizer {
-        struct Scalars(Vec<ParamId>);
-        impl ModuleVisitor for Scalars {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.extend((D == 0).then_some(param.id));
-            }
-        }
-        let mut scalars = Scalars(Vec::new());
-        model.visit(&mut scalars);
-        let optim = like.with_group(ParamGroup::all(), self.clone(), None);
-        scalars.0.into_iter().fold(optim, |optim, id| {
-            let own = Self {
-                waiting: self.waiting.clone(),
-                scalar: Some(id),
-            };
-            optim.with_group(ParamGroup::from_ids(vec![id]), own, None)
-        })
+    /// The optimizer for `TrainStep::optimize`.
+    pub(crate) fn optimizer(&self, like: ModuleOptimizer) -> ModuleOptimizer {
+        like.with_group(ParamGroup::all(), self.clone(), None)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<Option<Waiting>>> {
-        lock(&self.waiting)
-    }
-
-    /// Takes the parameter whose mark has this shape.
-    fn take(&self, mark: &[usize]) -> Option<Waiting> {
-        let mut waiting = self.waiting();
-        let is_scalar = |waiting: &Option<Waiting>| {
-            let id = waiting.as_ref().map(|waiting| waiting.id);
-            id.is_some() && id == self.scalar
-        };
-        let index = match mark.first() {
-            // The index of the parameter, plus one.
-            Some(first) => first.checked_sub(1)?,
-            None => waiting.iter().position(is_scalar)?,
-        };
-        waiting.get_mut(index)?.take()
+        lock(&self.0)
     }
 
     fn give<const D: usize>(
@@ -93,9 +58,11 @@ impl Handover {
         base: Tensor<D>,
         mark: Tensor<D>,
     ) -> Result<Tensor<D>, ReleaseError> {
+        // The first dimension of the mark is the index of the parameter, plus one.
+        let index = mark.dims()[0] - 1;
         let changed = |path: String| ReleaseError::GradientChanged { path };
-        let waiting = self.take(&mark.dims());
-        let waiting = waiting.ok_or_else(|| changed("a parameter".into()))?;
+        let waiting = self.waiting().get_mut(index).and_then(Option::take);
+        let waiting = waiting.ok_or_else(|| changed(format!("parameter {index}")))?;
         let mark = mark.into_dispatch();
         if !reading_waits(&mark) && !is_placeholder(&mark) {
             return Err(changed(waiting.path));
@@ -288,19 +255,15 @@ impl PathVisitor for HandOut<'_> {
             (None, None) => return,
         };
         self.waiting.push(Some(Waiting {
-            id: param.id,
             lr: self.lr.lr_from_param(param.id, Some(&text)),
             path: text,
             is_stepped,
             give,
         }));
         let mark = placeholder_element(&plain(param.base().into_dispatch()));
-        let mut mark = Tensor::<D>::from_dispatch(mark);
         let mut shape = [1; D];
-        if let Some(first) = shape.first_mut() {
-            *first = self.waiting.len();
-            mark = mark.expand(shape);
-        }
+        shape[0] = self.waiting.len();
+        let mark = Tensor::<D>::from_dispatch(mark).expand(shape);
         self.marks.register(param.id, mark);
     }
 }

@@ -45,7 +45,6 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         grad_accumulation: Option<usize>,
     ) -> Self {
         let handover = Handover::default();
-        let user_optim = handover.optimizer(expect(optim.own_optimizer()), &model);
         Self {
             strategy,
             again,
@@ -54,7 +53,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             // As in Burn, before the first step.
             lr: 0.0.into(),
             accumulator: optim.accumulator(),
-            user_optim,
+            user_optim: handover.optimizer(expect(optim.own_optimizer())),
             optim,
             handover,
             window: grad_accumulation.unwrap_or(1),

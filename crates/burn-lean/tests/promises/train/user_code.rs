@@ -58,19 +58,6 @@ fn weights_clamped_after_the_step() {
 }
 
 #[test]
-fn parameters_without_dimensions() {
-    let gain = |number: f32| {
-        let gain = TensorData::new(vec![number], Vec::<usize>::new());
-        Param::from_tensor(Tensor::<0>::from_data(gain, &flex()))
-    };
-    let mut training = optimize(Optimize::Default);
-    training.model.gains = vec![gain(0.7), gain(1.3)];
-    for training in [training.clone(), in_windows(2, training)] {
-        training.assert_same("gains");
-    }
-}
-
-#[test]
 fn a_copy_of_before_backward_is_dropped_before_the_step() {
     let training = optimize(Optimize::DropEarlyCopy);
     training.assert_same("a copy");

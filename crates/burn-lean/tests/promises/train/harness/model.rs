@@ -17,8 +17,6 @@ pub(crate) struct Net {
     pub(crate) batch_norm: BatchNorm,
     pub(crate) head: Linear,
     pub(crate) unused: Param<Tensor<1>>,
-    /// Factors of the output, which have no dimensions.
-    pub(crate) gains: Vec<Param<Tensor<0>>>,
     /// Whether the activation with four uses is used so often.
     #[module(skip)]
     pub(crate) is_mixed: bool,
@@ -152,7 +150,6 @@ impl Net {
             batch_norm: BatchNormConfig::new(WIDTH).init(device),
             head: linear(1),
             unused: Param::from_tensor(Tensor::ones([3], device)),
-            gains: Vec::new(),
             is_mixed: true,
             user: User::default(),
         })
@@ -193,8 +190,6 @@ impl Net {
                 self.head.forward(hidden).cast(DType::F32)
             }
         };
-        let gains = self.gains.iter();
-        let output = gains.fold(output, |y, gain| y * gain.val().reshape([1, 1]));
         let targets = numbers([4, 1], batch.seed + 1, &batch.device);
         let loss = (output.clone() - targets.clone()).square().mean();
         RegressionOutput::new(loss, output, targets)
