@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         .with_ignored_flag(!kind.is_empty())
     });
     let mut arguments = Arguments::from_args();
-    // One browser at a time: several would only slow each other down.
-    arguments.test_threads = arguments.test_threads.or(Some(1));
+    // Two browsers at a time: each waits for frames more than it computes.
+    arguments.test_threads = arguments.test_threads.or(Some(2));
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }

@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use crate::model::{Classifier, weights};
 
 const FOLDER: &str = "artifacts/learner";
-const EPOCHS: usize = 3;
+const EPOCHS: usize = 2;
 
 fn main() -> Result<()> {
     let before: Classifier = before::train()?;

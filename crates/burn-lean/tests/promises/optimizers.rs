@@ -15,7 +15,7 @@ use burn::optim::{
 use crate::harness::Named;
 use crate::harness::prelude::*;
 
-const STEPS: usize = 12;
+const STEPS: usize = 8;
 
 /// Parameters of one and of two dimensions.
 #[derive(Module, Debug)]

@@ -178,14 +178,11 @@ macro_rules! assert_error {
 }
 pub(crate) use assert_error;
 
-/// The weights of someone who has asked for them; `None` if that was refused in words.
-pub(crate) fn read_or_refused(model: &Small) -> Option<Vec<Vec<u32>>> {
-    match panic_of(|| model.values()) {
-        Ok(values) => Some(values),
-        Err(text) => {
-            let is_refused = text.starts_with("gradient release: ");
-            assert!(is_refused, "another panic: {text}");
-            None
-        }
-    }
+/// What came out, unless it was refused in words.
+pub(crate) fn unless_refused<T>(run: impl FnOnce() -> T) -> Option<T> {
+    let refused = |text: String| {
+        let is_refused = text.starts_with("gradient release: ");
+        assert!(is_refused, "another panic: {text}");
+    };
+    panic_of(run).map_err(refused).ok()
 }

@@ -189,7 +189,7 @@ fn moments_in_8_bits_take_in_each_micro_batch() {
         let mean = |optimizer: O| {
             let optimizer = optimizer.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
             let mut run = Run::new(optimizer.unwrap(), Noise(2).numbers([64, 64]));
-            for _ in 0..100 {
+            for _ in 0..50 {
                 for grad in grads {
                     run.step(1e-3, grad.clone());
                 }

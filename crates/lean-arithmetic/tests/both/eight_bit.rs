@@ -161,6 +161,8 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
 fn a_weight_whose_gradient_ends_stays() {
     fn check<O: EightBitMoments + Optimizer>(name: &str, optimizer: O, steps: usize) {
         const LR: f64 = 1e-3;
+        // As small as 8 bits are for.
+        const SHAPE: [usize; 2] = [64, 65];
         let ends = |place: usize| place.is_multiple_of(32);
         let mut noise = Noise(9);
         let weight = noise.numbers(SHAPE);

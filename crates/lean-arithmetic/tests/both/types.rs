@@ -84,7 +84,7 @@ fn numbers(tensor: &Tensor<2>) -> Vec<f64> {
 /// bits take no such gradients.
 #[test]
 fn each_type_is_stepped_as_in_f64_and_rounded_once() {
-    const STEPS: usize = 50;
+    const STEPS: usize = 25;
     fn check(name: &str, optimizer: impl Optimizer, is_burns: bool) {
         // Which code of 8 bits is the nearest may hang on the last bit.
         let is_narrow = name.contains("8 bits") || name.contains("moments in bf16");

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use crate::model::weights;
 
 const FOLDER: &str = "artifacts/learner-0-21";
-const EPOCHS: usize = 3;
+const EPOCHS: usize = 2;
 
 fn main() -> Result<()> {
     let before = before::train()?;

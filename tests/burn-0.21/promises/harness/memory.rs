@@ -162,11 +162,6 @@ pub(crate) fn saves<S: Scenario>(against: Bound) {
     let size = Size::Large;
     let start = Start::new::<S>(size);
 
-    let plain = |steps| {
-        let make = || (start.model::<S, P>(), AdamConfig::new().init());
-        let loss = |model: &_, step| S::loss::<P>(model, size, step);
-        measured::<S::Model<P>, P, _>(steps, make, |_, model| model, loss).0
-    };
     let release = |steps| {
         let parameters = trainable::<R, _>(&start.model::<S, R>());
         let (measured, optim) = released::<S, _>(&start, AdamConfig::new().init(), steps);
@@ -176,9 +171,11 @@ pub(crate) fn saves<S: Scenario>(against: Bound) {
     };
 
     // Thread pools and caches come into being once, and belong to none of the runs.
-    plain(1);
     release(1);
-    let (plain, release) = (plain(2), release(2));
+    let make = || (start.model::<S, P>(), AdamConfig::new().init());
+    let loss = |model: &_, step| S::loss::<P>(model, size, step);
+    let plain = measured::<S::Model<P>, P, _>(2, make, |_, model| model, loss).0;
+    let release = release(2);
     let (discard, _) = released::<S, _>(&start, OptimizerAdaptor::from(Discard), 2);
 
     assert_eq!(

@@ -59,17 +59,6 @@ fn random_programs_train_the_same_on_ndarray() {
     check_first::<NdArray>(16);
 }
 
-/// Burn's passes look at the graphs of all threads, and free what nobody holds.
-#[test]
-fn random_programs_train_the_same_beside_each_other() {
-    std::thread::scope(|scope| {
-        let threads = [(); 2].map(|()| scope.spawn(|| check_first::<Flex>(16)));
-        for thread in threads {
-            thread.join().expect("the same weights");
-        }
-    });
-}
-
 /// Equal to the last bit, whatever the docs allow.
 #[track_caller]
 fn check_all_bits(program: &Program) {

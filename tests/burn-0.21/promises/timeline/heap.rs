@@ -44,7 +44,6 @@ impl Place for OnTheHeap {
 #[test]
 fn every_model_adds_up() {
     alone(|| {
-        holds::<Mlp, OnTheHeap>();
         holds::<Tied, OnTheHeap>();
         holds::<Views, OnTheHeap>();
         holds::<Transformer, OnTheHeap>();

@@ -11,7 +11,7 @@ use crate::harness::prelude::*;
 const STEPS: usize = 6;
 
 /// Numbers of replicas.
-pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4;
+const SIZES: std::ops::RangeInclusive<usize> = 1..=4;
 
 /// How replicas train.
 #[derive(Clone, Copy, Debug)]

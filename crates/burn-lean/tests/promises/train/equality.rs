@@ -150,19 +150,16 @@ fn a_learner_that_was_used_before() {
         }),
     ];
     for optim in [new, used] {
+        let run = |mode, use_it: Use| {
+            let training = Training::new(adamw);
+            let optim = optim(&training.model);
+            let mut learner = release_learner(training.model.clone(), optim, rates());
+            use_it(&mut learner);
+            bits(&training.supervised(mode).launch(learner).model)
+        };
+        let new = run(Mode::Stock, |_| ());
         for (what, use_it) in uses {
-            let modes: [(Mode, Use); 3] = [
-                (Mode::Stock, use_it),
-                (Mode::Released, use_it),
-                (Mode::Stock, |_| ()),
-            ];
-            let [stock, released, new] = modes.map(|(mode, use_it)| {
-                let training = Training::new(adamw);
-                let optim = optim(&training.model);
-                let mut learner = release_learner(training.model.clone(), optim, rates());
-                use_it(&mut learner);
-                bits(&training.supervised(mode).launch(learner).model)
-            });
+            let [stock, released] = [Mode::Stock, Mode::Released].map(|mode| run(mode, use_it));
             assert_bits(&released, &stock, what);
             assert!(stock != new, "{what}: as a new learner");
         }

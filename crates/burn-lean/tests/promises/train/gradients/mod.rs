@@ -342,7 +342,7 @@ fn an_optimizer_gets_gradients_in_f32() {
     let half = DType::BF16;
     for window in [1, 3] {
         let mut training = Training {
-            batches: 60,
+            batches: 24,
             scheduler: || 0.01.into(),
             ..Training::new(in_five_bytes)
         };
