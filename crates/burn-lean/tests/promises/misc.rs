@@ -116,20 +116,6 @@ fn an_empty_parameter_that_nothing_uses() {
     });
 }
 
-/// Burn 0.22 knows the rank, but not every operation and optimizer does.
-#[test]
-fn parameters_without_dimensions() {
-    let make = || {
-        let scale = TensorData::new(vec![0.7_f32], Vec::<usize>::new());
-        let scale = Param::from_tensor(Tensor::<0>::from_data(scale, &flex()));
-        (scale, Param::from_tensor(numbers::<1>([3], 1, &flex())))
-    };
-    same_or_both_panic(make, |(scale, weight), step| {
-        let scaled = weight.val() * scale.val().reshape([1]);
-        (scaled + numbers::<1>([3], step, &flex())).square().mean()
-    });
-}
-
 fn cast(model: Small, dtype: FloatDType) -> Small {
     map_numbers(model, |value| value.cast(dtype))
 }
