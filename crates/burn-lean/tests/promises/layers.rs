@@ -71,12 +71,17 @@ fn lean_encoder_and_decoder() {
     translated!(burn_lean::operations::nn);
 }
 
-/// Burn skips the activation of a feed-forward network: no scope sees its parameters.
+/// Burn 0.22 skips the activation of a feed-forward network: no scope sees its parameters.
 #[test]
 fn an_activation_with_parameters_is_frozen_first() {
     let config = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
     let config = config.with_activation(ActivationConfig::PRelu(PReluConfig::new()));
     let mut encoder = seeded(&flex(), |device| config.init(device));
+    let network = &encoder.layers[0].pwff;
+    let layers = network.linear_inner.num_params() + network.linear_outer.num_params();
+    if network.num_params() > layers {
+        return; // Burn 0.23
+    }
     let x = || numbers([2, 4, 8], 1, &flex());
     let recomputed =
         |encoder: &TransformerEncoder| checkpoint_encoder(encoder, x(), None, None).square().mean();
