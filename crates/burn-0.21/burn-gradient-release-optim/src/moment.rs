@@ -10,7 +10,7 @@ use burn::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, tell_shape, unpack, words};
+use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,13 +146,7 @@ impl<B: Backend> Moment<B> {
         }
     }
 
-    /// On a device, where the optimizer takes it before each step. Tells whose state it is.
     pub(crate) fn on_device(self, device: &B::Device) -> Self {
-        tell_shape(|| self.shape().to_vec());
-        self.moved_to(device)
-    }
-
-    pub(crate) fn moved_to(self, device: &B::Device) -> Self {
         self.map(
             &mut |floats| B::float_to_device(floats, device),
             &mut |codes| B::int_to_device(codes, device),

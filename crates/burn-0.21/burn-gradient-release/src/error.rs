@@ -338,15 +338,6 @@ pub enum ReleaseError {
         path: String,
     },
 
-    /// The optimizer does not step this parameter with the state that it has.
-    #[error("the optimizer of {path} does not step it: {reason}")]
-    NotSteppable {
-        /// Path of the parameter in the model.
-        path: String,
-        /// The reason, and the way out.
-        reason: String,
-    },
-
     /// The replicas of a model do not agree.
     #[error("{reason}; let the process end, which ends the others, and go on from a checkpoint")]
     Reduction {

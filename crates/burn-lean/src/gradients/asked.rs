@@ -2,7 +2,7 @@
 //!
 //! Burn's trait has no such question: what an optimizer does not take panics in the middle of the
 //! backward pass, or the backend reads the one type as the other. So it is asked by a step whose result
-//! is dropped, and of the shapes of its states by a record that is dropped.
+//! is dropped.
 
 use std::cell::RefCell;
 #[cfg(feature = "optim")]
@@ -27,9 +27,6 @@ pub(crate) struct Answer {
     /// The names under which states were looked for that can refuse a parameter.
     #[cfg(feature = "optim")]
     pub(crate) states: Vec<String>,
-    /// The names of states, with the shapes of the parameters that they belong to.
-    #[cfg(feature = "optim")]
-    pub(crate) shapes: Vec<(String, Vec<usize>)>,
 }
 
 /// Collects what optimizers say meanwhile.
@@ -87,19 +84,6 @@ pub(crate) fn answers<S: RecordState>(device: &Device) -> bool {
         device,
     ));
     looked_for() > before
-}
-
-/// Whether this is a question.
-#[cfg(feature = "optim")]
-pub(crate) fn is_question() -> bool {
-    ANSWER.with_borrow(Option::is_some)
-}
-
-/// Called by a state before it is written, with the shape of its parameter. Returns whether it was only
-/// asked.
-#[cfg(feature = "optim")]
-pub(crate) fn is_shape_asked(name: &str, shape: impl FnOnce() -> Vec<usize>) -> bool {
-    answer(|answer| answer.shapes.push((name.into(), shape())))
 }
 
 /// Called by the states of such an optimizer before they are read. Returns whether it was only asked.

@@ -11,9 +11,7 @@ mod transform;
 
 pub(crate) use asked::{Answer, asked};
 #[cfg(feature = "optim")]
-pub(crate) use asked::{
-    answers, is_looked_for, is_only_asked, is_question, is_shape_asked, takes_f32_gradients,
-};
+pub(crate) use asked::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;

@@ -12,7 +12,7 @@ use lean_arithmetic::optim::Moments;
 use super::record::Field;
 use super::rounding::{LowBits, MasterWeights24, Rounding};
 use super::{EightBitMoments, InOnePass, Lean};
-use crate::gradients::{answers, is_looked_for, is_only_asked, is_question, takes_f32_gradients};
+use crate::gradients::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -226,9 +226,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
         self.time.flatten(&join_path(prefix, "time"), out);
         let name = name_of_low(self.low_of);
         self.low.flatten(&join_path(prefix, name), out);
-        // A state that does not answer would be copied.
-        let is_asked_for = || !is_question() || answers::<O::State<D>>(&Device::default());
-        if let Some(state) = self.optimizer.as_ref().filter(|_| is_asked_for()) {
+        if let Some(state) = &self.optimizer {
             state.state_flatten(&join_path(prefix, OPTIMIZER), out);
         }
     }

@@ -10,7 +10,7 @@ use super::factored::{Factored, clipped};
 use super::record::record_state;
 use super::settings::checked_clipping;
 use super::step::Whole;
-use crate::gradients::{is_only_asked, takes_f32_gradients};
+use crate::gradients::takes_f32_gradients;
 use crate::wide::wide;
 
 /// Configuration of [`Came`].
@@ -110,9 +110,6 @@ impl Optimizer for Came {
         let wide = wide(dtype);
         if wide != dtype {
             takes_f32_gradients();
-        }
-        if is_only_asked(Ok(())) {
-            return (tensor, None);
         }
         let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);

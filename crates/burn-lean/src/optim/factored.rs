@@ -7,25 +7,18 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim;
 
 use super::record::Field;
-use crate::gradients::{is_looked_for, is_shape_asked};
 
 /// The moving average of a positive tensor.
 pub type Factored<const D: usize> = optim::Factored<Tensor<D>>;
 
 impl<const D: usize> Field for Factored<D> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
-        if is_shape_asked(name, || self.shape(|part| part.shape().to_vec())) {
-            return;
-        }
         self.whole.flatten(&join_path(name, "whole"), out);
         self.rows.flatten(&join_path(name, "rows"), out);
         self.columns.flatten(&join_path(name, "columns"), out);
     }
 
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        if is_looked_for(name) {
-            return None;
-        }
         let mut part = |leaf| Tensor::unflatten(&join_path(name, leaf), source, device);
         let (whole, rows, columns) = (part("whole"), part("rows"), part("columns"));
         let is_average = whole.is_some() || (rows.is_some() && columns.is_some());

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 use super::record::Field;
-use crate::gradients::{is_looked_for, is_shape_asked};
+use crate::gradients::is_looked_for;
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,9 +149,6 @@ const SCALES: &str = "scales";
 /// element: Burn's own optimizers would take the codes for numbers, and refuse the rank.
 impl<const D: usize> Field for Moment<D> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
-        if is_shape_asked(name, || self.shape().to_vec()) {
-            return;
-        }
         match self {
             Self::Float(floats) => floats.flatten(name, out),
             Self::EightBit(blocks) => {

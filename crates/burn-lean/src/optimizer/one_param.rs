@@ -1,7 +1,7 @@
 //! A module with one parameter under its full path. Burn's optimizer steps it with its groups,
 //! rates and clipping.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
@@ -119,17 +119,21 @@ pub(super) fn ask<const D: usize>(
     })
 }
 
-/// The parameters whose optimizers, those of `optim`, may refuse them. Each comes with whether these
-/// refuse nothing but a state of another shape, and a device without bf16.
+/// The parameters that have optimizers which do not step every parameter: those of `optim`. Each
+/// comes with whether its device has bf16.
 ///
 /// Found by the states that a record without any is read into, as a step may have effects.
 #[cfg(feature = "optim")]
 pub(super) fn may_refuse<'a>(
     optim: &ModuleOptimizer,
-    params: impl Iterator<Item = &'a AnyParam>,
-) -> HashMap<ParamId, bool> {
+    params: impl Iterator<Item = (&'a AnyParam, bool)>,
+) -> HashSet<ParamId> {
     let mut record = Writer::new(Vec::new());
-    for param in params {
+    let mut without_bf16 = HashSet::new();
+    for (param, has_bf16) in params {
+        if !has_bf16 {
+            without_bf16.insert(param.id);
+        }
         let name = param.id.val().to_string();
         let rank = param.shape.num_dims();
         record = record
@@ -140,62 +144,34 @@ pub(super) fn may_refuse<'a>(
     let record = record.and_then(OptimizerRecord::from_bytes);
     let record = record.expect("a record of names is written to memory, and read");
     let answer = asked(|| drop(optim.clone().load_record(record)));
-    // The name of a state is that of the parameter, and begins that of a moment in it.
     let names = answer.states.iter();
-    let found = names.filter_map(|name| Some((param_of(name)?, name.contains('.'))));
-    found.collect()
+    // The name of a state is that of the parameter, and begins that of a moment in it. Moments may want
+    // bf16.
+    let states = names.filter_map(|name| match name.split_once('.') {
+        None => name.parse().ok().map(|id: u64| (ParamId::from(id), false)),
+        Some((name, _)) => name.parse().ok().map(|id: u64| (ParamId::from(id), true)),
+    });
+    let refusing = states.filter(|(id, is_moment)| !is_moment || without_bf16.contains(id));
+    refusing.map(|(id, _)| id).collect()
 }
 
-/// The parameters whose optimizers may refuse them.
+/// The parameters that have optimizers which do not step every parameter.
 #[cfg(not(feature = "optim"))]
 pub(super) fn may_refuse<'a>(
     _: &ModuleOptimizer,
-    _: impl Iterator<Item = &'a AnyParam>,
-) -> HashMap<ParamId, bool> {
-    HashMap::new()
-}
-
-/// The shapes of the parameters that the states of `params` belong to, as far as the optimizers of these
-/// answer.
-#[cfg(feature = "optim")]
-pub(super) fn shapes_of_states(
-    optim: &ModuleOptimizer,
-    params: Vec<ParamId>,
-) -> Vec<(ParamId, Vec<usize>)> {
-    if params.is_empty() {
-        return Vec::new();
-    }
-    let answer = asked(|| drop(with_states_of(optim, params).to_record()));
-    let shapes = answer.shapes.into_iter();
-    let shapes = shapes.filter_map(|(name, shape)| Some((param_of(&name)?, shape)));
-    shapes.collect()
-}
-
-/// The shapes of the parameters that states belong to.
-#[cfg(not(feature = "optim"))]
-pub(super) fn shapes_of_states(_: &ModuleOptimizer, _: Vec<ParamId>) -> Vec<(ParamId, Vec<usize>)> {
-    Vec::new()
-}
-
-/// The parameter whose state, or a part of it, has this name in a record.
-#[cfg(feature = "optim")]
-fn param_of(name: &str) -> Option<ParamId> {
-    let id: u64 = name.split('.').next()?.parse().ok()?;
-    Some(ParamId::from(id))
+    _: impl Iterator<Item = (&'a AnyParam, bool)>,
+) -> HashSet<ParamId> {
+    HashSet::new()
 }
 
 /// The states of one parameter, where `to_record` copies those of all.
 pub(crate) fn record_of(optim: &ModuleOptimizer, param: ParamId) -> OptimizerRecord {
-    with_states_of(optim, vec![param]).to_record()
-}
-
-/// The optimizer without the states of other parameters.
-fn with_states_of(optim: &ModuleOptimizer, params: Vec<ParamId>) -> ModuleOptimizer {
     // A new group drops the states of its parameters, here those of all others. Cloning the optimizer
     // copies no tensor.
-    let others = ParamGroup::all().exclude(ParamGroup::from_ids(params));
+    let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![param]));
     let optim = optim.clone();
-    optim.with_group(others, SgdConfig::new().build(), None)
+    let optim = optim.with_group(others, SgdConfig::new().build(), None);
+    optim.to_record()
 }
 
 /// One step of Burn's optimizer, over tensors without autodiff.

@@ -11,9 +11,8 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{DType, Device, Shape};
-use lean_arithmetic::optim::check_shape;
 
-use super::one_param::{Ask, ask, may_refuse, shapes_of_states};
+use super::one_param::{Ask, ask, may_refuse};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Holder, Released, find};
@@ -321,20 +320,9 @@ impl Survey {
         if new.is_empty() {
             return Ok(());
         }
-        let refusing = may_refuse(optim, new.iter().map(|it| &it.param));
-        for (id, found) in shapes_of_states(optim, refusing.keys().copied().collect()) {
-            if let Some(surveyed) = self.param(id)
-                && let Err(reason) = check_shape(&found, &surveyed.param.shape)
-            {
-                let path = surveyed.path();
-                return Err(ReleaseError::NotSteppable { path, reason });
-            }
-        }
-        let may_refuse = |surveyed: &Surveyed| {
-            let wants_bf16 = refusing.get(&surveyed.param.id);
-            let has_bf16 = || surveyed.device.supports_dtype(DType::BF16);
-            wants_bf16.is_some_and(|wants_bf16| !wants_bf16 || !has_bf16())
-        };
+        let has_bf16 = |surveyed: &Surveyed| surveyed.device.supports_dtype(DType::BF16);
+        let params = new.iter().map(|it| (&it.param, has_bf16(it)));
+        let refusing = may_refuse(optim, params);
         // With the settings and the groups of the optimizer, and none of its states.
         let mut stateless = optim.clone().load_record(OptimizerRecord::default());
         let mut optim = optim.clone();
@@ -347,7 +335,7 @@ impl Survey {
                 ..
             } = surveyed;
             let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(*dtype));
-            let answer = match (may_refuse(surveyed), needs_f32) {
+            let answer = match (refusing.contains(&param.id), needs_f32) {
                 (true, _) => {
                     let asked = |optim| ask(optim, param, param.shape.clone(), device, *dtype);
                     // Burn moves the states to the device first, which may not have their type.

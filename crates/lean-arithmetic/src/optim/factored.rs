@@ -1,7 +1,7 @@
 //! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
 //! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
 
-use super::{Number, assert_shape};
+use super::Number;
 
 /// All elements of a tensor at once, with operations over several of them. Operations of two
 /// tensors broadcast.
@@ -159,17 +159,19 @@ impl<T> Factored<T> {
             columns: self.columns.map(change),
         }
     }
+}
 
-    /// The shape of the tensors that it averages, from those of its parts.
-    pub fn shape(&self, of_part: impl Fn(&T) -> Vec<usize>) -> Vec<usize> {
-        let [whole, rows, columns] = [&self.whole, &self.rows, &self.columns]
-            .map(|part| part.as_ref().map(&of_part).unwrap_or_default());
-        let mut shape = [whole, rows].concat();
-        if let (Some(last), Some(columns)) = (shape.last_mut(), columns.last()) {
-            *last = *columns;
-        }
-        shape
-    }
+/// Refuses a gradient or a state of another parameter, which would else be broadcast.
+///
+/// # Panics
+///
+/// If the shapes differ.
+pub fn assert_shape(found: &[usize], expected: &[usize]) {
+    assert!(
+        found == expected,
+        "a gradient or a state of the optimizer is not of its parameter's shape, with {found:?} \
+         where that has {expected:?}: load the record that was saved with this model"
+    );
 }
 
 impl<T: WholeTensor> Factored<T> {

@@ -19,12 +19,11 @@ mod powers;
 pub mod program;
 mod rule;
 pub mod rules;
-mod shapes;
 mod storage;
 
 pub use accumulation::{CannotAccumulate, MicroBatch, MicroBatches, MomentDecay};
 pub use configuration::configuration;
-pub use factored::{Factored, WholeTensor};
+pub use factored::{Factored, WholeTensor, assert_shape};
 pub use halves::{BEYOND_F16, BIAS_OF_F16, NORMAL_IN_F16, Split};
 #[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
 use noise::{FRACTIONS, GOLDEN_RATIO};
@@ -32,7 +31,6 @@ pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
 pub use powers::{BLOCK, LEAST_SCALE, WORDS, pack, unpack, words};
 pub use rule::{Measure, MomentsAlone, Rule};
-pub use shapes::{assert_shape, check_shape, tell_shape, told_shapes};
 pub use storage::{Kind, Moments, Storage};
 
 pub use crate::settings::expect_threshold;

@@ -6,7 +6,7 @@ use burn::{
     record::Record,
     tensor::{DType, Tensor, backend::Backend},
 };
-use lean_arithmetic::optim::{self, tell_shape};
+use lean_arithmetic::optim;
 
 use crate::{moment::Moment, number::Whole, step::floats};
 
@@ -24,9 +24,7 @@ pub struct Factored<B: Backend> {
 
 impl<B: Backend> Factored<B> {
     pub(super) fn on_device(self, device: &B::Device) -> Self {
-        let parts = self.into_parts();
-        tell_shape(|| parts.shape(|part| part.shape().to_vec()));
-        Self::of_parts(parts.map(|part| part.moved_to(device)))
+        Self::of_parts(self.into_parts().map(|part| part.on_device(device)))
     }
 
     /// For a step that computes in this type.

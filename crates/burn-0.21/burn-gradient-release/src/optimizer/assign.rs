@@ -9,7 +9,7 @@ use burn::{
 
 use lean_arithmetic::{OutOfRange, groups::nearest};
 
-use super::{precision::check_precision, states::check_states, step_plan::Own, stepper::Stepper};
+use super::{precision::check_precision, step_plan::Own, stepper::Stepper};
 use crate::{
     ReleaseBackend,
     error::ReleaseError,
@@ -35,7 +35,6 @@ where
     if stepper.gradients.scaler.is_some() {
         check_precision::<B, M>(model)?;
     }
-    check_states(stepper, model)?;
     let published = match learning_rate {
         Some(rate) => {
             check_rate(rate)?;

@@ -14,7 +14,6 @@ mod release_optimizer;
 mod report;
 mod session;
 mod shared_state;
-mod states;
 mod step_plan;
 mod stepper;
 mod two_passes;

@@ -1,9 +1,6 @@
 //! The step of a single parameter: Burn's own.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard},
-};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -57,8 +54,6 @@ where
     /// Rates that differ from group to group.
     pub(super) learning_rates: Option<ModuleLearningRates>,
     records: Arc<Mutex<Records<O, B>>>,
-    /// The parameters whose states were loaded, and not yet compared with them.
-    loaded: Arc<Mutex<HashSet<ParamId>>>,
     /// Completes the next record.
     completion: Arc<Mutex<Option<Completion<O, B>>>>,
 }
@@ -85,7 +80,6 @@ where
             reduction: None,
             groups: Vec::new(),
             learning_rates: None,
-            loaded: Arc::new(Mutex::new(records.keys().copied().collect())),
             records: Arc::new(Mutex::new(records)),
             completion: Arc::default(),
         }
@@ -94,7 +88,6 @@ where
     /// This stepper with other states.
     pub(crate) fn with_records(self, records: Records<O, B>) -> Self {
         Self {
-            loaded: Arc::new(Mutex::new(records.keys().copied().collect())),
             records: Arc::new(Mutex::new(records)),
             completion: Arc::default(),
             ..self
@@ -146,21 +139,6 @@ where
         for (param, state) in states {
             records.entry(param).or_insert(state);
         }
-    }
-
-    /// Whether a state was loaded that was not yet compared with its parameter.
-    pub(super) fn has_loaded(&self) -> bool {
-        !lock(&self.loaded).is_empty()
-    }
-
-    /// The state of a parameter, if it is one of those.
-    pub(super) fn loaded(&self, param: ParamId) -> Option<AdaptorRecord<O, B>> {
-        let is_loaded = lock(&self.loaded).contains(&param);
-        self.lock().get(&param).filter(|_| is_loaded).cloned()
-    }
-
-    pub(super) fn set_compared(&self, param: ParamId) {
-        lock(&self.loaded).remove(&param);
     }
 
     fn lock(&self) -> MutexGuard<'_, Records<O, B>> {

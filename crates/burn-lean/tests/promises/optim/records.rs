@@ -1,16 +1,14 @@
 //! A whole model: with and without gradient release, and from record to record.
 
-use burn::module::ParamId;
-use burn::optim::{LionConfig, Optimizer};
+use burn::optim::LionConfig;
 use burn_lean::optim::{
-    AccumulateInMoments, AdaLomoConfig, AdamWState, Bf16Weights, CameConfig, EightBitMoments,
-    InFiveBytes, InOnePass, Lean, MasterWeights, MomentDecay, RAdamConfig, StableAdamWConfig,
-    Stochastic,
+    AccumulateInMoments, AdamWState, Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights,
+    MomentDecay, Stochastic,
 };
 
 use super::noise::Noise;
 use super::run::Run;
-use super::side::{Saved, device, model_with_embedding, model_without_embeddings};
+use super::side::{Saved, device, model_with_embedding};
 use crate::harness::prelude::*;
 use crate::optimizers::Net;
 
@@ -225,58 +223,4 @@ fn what_is_cut_short_is_not_a_state() {
     let mut flat = whole;
     flat.tensors.get_mut("p.momentum.moment_2").unwrap().1 = vec![70 * 61];
     assert!(load(&flat).is_none());
-}
-
-/// Those of a parameter of the same id in another model.
-#[test]
-fn loaded_states_of_another_shape_are_refused_when_the_model_is_armed() {
-    type Model = Vec<Param<Tensor<2>>>;
-    const SHAPE: [usize; 2] = [64, 66];
-    fn check(name: &str, dtype: DType, optimizer: impl Optimizer) {
-        let (id, device) = (ParamId::new(), flex());
-        let model = |shape: [usize; 2]| -> Model {
-            let weight = Tensor::<2>::ones(shape, (&device, dtype));
-            vec![Param::initialized(id, weight.require_grad())]
-        };
-        let fresh = || ModuleOptimizer::from(optimizer.clone()).with_gradient_release();
-        let loss = |model: &Model| model[0].val().cast(DType::F32).square().mean();
-        let mut first = fresh();
-        drop(release_step(model(SHAPE), &mut first, loss));
-        for shape in [[64, 1], [1, 66], [64, 67]] {
-            let mut optim = fresh().load_record(first.to_record());
-            let refused = optim.try_arm(LR, model(shape)).unwrap_err();
-            let (other, error) = refused.into_parts();
-            let is_told = matches!(&error, ReleaseError::NotSteppable { path, reason }
-                if path == "0" && reason.contains("not of its parameter's shape"));
-            assert!(is_told, "{name}: {error}");
-            let refused = optim.try_step(LR, other, GradientsParams::new());
-            assert_eq!(refused.unwrap_err().error(), &error, "{name}");
-            drop(release_step(model(SHAPE), &mut optim, loss));
-        }
-    }
-    let adamw = || AdamWConfig::new().in_one_pass();
-    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let accumulating = adamw().accumulating(2, MomentDecay::EachStep).unwrap();
-    let eight_bit = || adamw().with_8_bit_moments(&model_without_embeddings());
-    let master = Bf16Weights::new(adamw(), MasterWeights);
-    check("AdamW", DType::F32, adamw());
-    check("8 bits", DType::F32, eight_bit());
-    check("micro-batches", DType::F32, accumulating);
-    check("SGD", DType::F32, momentum.in_one_pass());
-    check("Lion", DType::F32, LionConfig::new().in_one_pass());
-    check("RAdam", DType::F32, RAdamConfig::new().build());
-    check("StableAdamW", DType::F32, StableAdamWConfig::new().build());
-    check("AdaLomo", DType::F32, AdaLomoConfig::new().build());
-    check("CAME", DType::F32, CameConfig::new().build());
-    check("master weights", DType::BF16, master);
-    check(
-        "five bytes",
-        DType::BF16,
-        AdamWConfig::new().in_five_bytes(1),
-    );
-    #[cfg(feature = "flex")]
-    {
-        use burn_lean::optim::Offload;
-        check("on the host", DType::F32, eight_bit().offloaded());
-    }
 }
