@@ -71,7 +71,7 @@ impl Optimizer {
     /// Writes the states of all parameters to a file: either optimizer loads those of the other.
     /// Several processes all call it, and the first writes.
     pub fn save(&self, parallel: Option<&DataParallel>, file: &Path) -> Result<()> {
-        // Burn's error has lost what the system has said.
+        // Burn's error does not keep the system's, by which `fail` chooses the exit code.
         let cannot = |error: RecordError| CannotWrite::to(file, error);
         match (self, parallel) {
             (Self::Plain(optimizer), _) => optimizer.save(file).map_err(cannot)?,

@@ -35,8 +35,8 @@ impl Train<'_> {
     ///
     /// # Errors
     ///
-    /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
-    /// same; a file cannot be written; the training ended before anything was recorded.
+    /// The loss is not finite; a checkpoint cannot be read; a file cannot be written; the processes
+    /// do not do the same; the training ended before anything was recorded.
     pub fn run(&self, recording: Option<Recording>) -> Result<()> {
         match self.run.settings.operations {
             Operations::Default => self.run_with::<Vit>(recording),

@@ -371,8 +371,7 @@ impl Tracer {
 }
 
 impl State {
-    /// Follows the other plan, if it is that of a pass like this one, which goes on with this
-    /// operation.
+    /// Follows the other plan, if its pass began as this one did and goes on with this operation.
     fn follow_other(&mut self, name: &'static str) {
         let at = self.trace.len();
         let other = self.other.take_if(|other| {
