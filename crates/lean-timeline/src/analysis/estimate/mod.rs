@@ -105,20 +105,18 @@ struct Complete {
 impl Complete {
     fn last(snapshot: &Snapshot) -> Result<Self, NoEstimate> {
         let (iteration, phases) = last_complete(snapshot)?;
-        let begin = |kind: PhaseKind| {
-            let of_kind = phases.iter().filter(|phase| phase.kind == kind);
-            let begin = of_kind.map(|phase| phase.from).min();
-            begin.expect("a complete step has one")
+        let first = |kind: PhaseKind| {
+            let phase = phases.iter().find(|phase| phase.kind == kind);
+            *phase.expect("a complete step has one")
         };
+        let (backward, optimizer) = (first(PhaseKind::Backward), first(PhaseKind::Optimizer));
         let from = phases.iter().map(|phase| phase.from).min();
         let until = phases.iter().map(|phase| phase.until).max();
-        let backward = phases.iter().find(|it| it.kind == PhaseKind::Backward);
-        let backward = backward.expect("a complete step has one");
         Ok(Self {
             iteration,
             ticks: from.unwrap_or(0)..until.unwrap_or(0),
             backward: backward.from..backward.until,
-            optimizer: begin(PhaseKind::Optimizer),
+            optimizer: optimizer.from,
             phases,
         })
     }
