@@ -34,6 +34,7 @@ fn backends(wanted: &[BackendKind], missing: &mut Vec<LeftOut>) -> Result<Vec<Ba
     }
     let mut found = Vec::new();
     for backend in [BackendKind::Cuda, BackendKind::Wgpu] {
+        let has_gpu_adapter = || device::adapters().iter().any(|it| !it.is_software);
         let refused = match require(backend) {
             Ok(()) if backend == BackendKind::Wgpu && !has_gpu_adapter() => {
                 "its only adapter computes on the CPU; --backend wgpu measures it all the same"
@@ -70,17 +71,6 @@ fn require(backend: BackendKind) -> Result<()> {
          --features {backend}`"
     );
     device::require(backend)
-}
-
-#[cfg(feature = "wgpu")]
-fn has_gpu_adapter() -> bool {
-    let mut adapters = device::adapters().into_iter();
-    adapters.any(|adapter| !adapter.is_software)
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn has_gpu_adapter() -> bool {
-    false
 }
 
 /// PyTorch, or why it is not measured.

@@ -25,7 +25,6 @@ pub fn require(backend: BackendKind) -> Result<()> {
 }
 
 /// An adapter of wgpu.
-#[cfg(feature = "wgpu")]
 #[derive(Clone, Debug)]
 pub struct Adapter {
     /// Name of the adapter.
@@ -34,7 +33,7 @@ pub struct Adapter {
     pub is_software: bool,
 }
 
-/// The adapters that wgpu finds.
+/// The adapters that wgpu finds, in a build that has it.
 #[cfg(feature = "wgpu")]
 pub fn adapters() -> Vec<Adapter> {
     let adapters = adapter::all().into_iter();
@@ -43,6 +42,12 @@ pub fn adapters() -> Vec<Adapter> {
         name: info.name,
     });
     adapters.collect()
+}
+
+/// None: this build has no wgpu.
+#[cfg(not(feature = "wgpu"))]
+pub fn adapters() -> Vec<Adapter> {
+    Vec::new()
 }
 
 #[cfg(feature = "wgpu")]

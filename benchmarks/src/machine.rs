@@ -1,5 +1,6 @@
 //! The machine and the versions behind the numbers.
 
+use crate::device;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::env::consts;
@@ -30,8 +31,9 @@ pub fn machine() -> Facts {
     let processor = system.cpus().first().map_or("", |cpu| cpu.brand().trim());
     let gib = system.total_memory() as f64 / f64::from(1 << 30);
     let threads = thread::available_parallelism().map_or(1, usize::from);
+    let adapters = device::adapters().into_iter().map(|adapter| adapter.name);
     let mut facts = Facts::from([
-        ("adapters", adapters().join(", ")),
+        ("adapters", adapters.collect::<Vec<_>>().join(", ")),
         ("gpus", nvidia_gpus().join(", ")),
         ("memory", format!("{gib:.0} GiB")),
         ("processor", processor.into()),
@@ -54,17 +56,6 @@ fn nvidia_gpus() -> Vec<String> {
             .collect(),
         _ => Vec::new(),
     }
-}
-
-#[cfg(feature = "wgpu")]
-fn adapters() -> Vec<String> {
-    let adapters = crate::device::adapters().into_iter();
-    adapters.map(|adapter| adapter.name).collect()
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn adapters() -> Vec<String> {
-    Vec::new()
 }
 
 /// The versions of what this program is made of, and of PyTorch if it is measured.

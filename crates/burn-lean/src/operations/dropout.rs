@@ -39,9 +39,12 @@ pub fn dropout<const D: usize>(tensor: Tensor<D>, prob: f64) -> Tensor<D> {
             let input = operands.take::<D>(0);
             let dims = input.dims();
             let input = as_rows(input);
-            let mask = ChunkedMask::draw(&input, prob);
-            let output = mask.apply(input);
-            (shaped(output, dims), Dropped { mask, dims })
+            let [_, width] = input.dims();
+            // From the generator of the device, as Burn's dropout does: one chunk after the other.
+            let draw = |rows: Range<usize>| Mask::draw([rows.len(), width], prob, &input.device());
+            let masks = chunks_along(&input, 0).into_iter().map(draw).collect();
+            let dropped = Dropped::<D> { dims, masks };
+            (dropped.apply(input), dropped)
         },
     )
 }
@@ -56,43 +59,28 @@ pub(super) fn checked(prob: f64) -> f64 {
 
 #[derive(Clone)]
 struct Dropped<const D: usize> {
-    mask: ChunkedMask,
     dims: [usize; D],
+    /// One for each of the [chunks of rows](chunks_along).
+    masks: Vec<Mask>,
+}
+
+impl<const D: usize> Dropped<D> {
+    /// Zeroes the dropped elements of the tensor, or of another of its shape and type, and scales
+    /// the rest: `[rows, width]`.
+    fn apply(&self, rows: Tensor<2>) -> Tensor<D> {
+        let rows = map_rows(rows, |chunk, rows| {
+            let [length, _] = self.masks[0].dims;
+            self.masks[chunk.start / length].apply(rows)
+        });
+        shaped(rows, self.dims)
+    }
 }
 
 impl<const D: usize> Operation<1> for Dropped<D> {
     const NAME: &'static str = "dropout";
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 1>) {
-        let grad = self.mask.apply(as_rows(grad.tensor::<D>()));
-        operands.give(0, shaped(grad, self.dims));
-    }
-}
-
-/// Which elements of a tensor `[rows, width]` are dropped.
-#[derive(Clone)]
-struct ChunkedMask {
-    /// One for each of its [chunks of rows](chunks_along).
-    chunks: Vec<Mask>,
-}
-
-impl ChunkedMask {
-    /// Draws from the generator of the device, as Burn's dropout does: one chunk after the other.
-    fn draw(tensor: &Tensor<2>, prob: f64) -> Self {
-        let [_, width] = tensor.dims();
-        let draw = |rows: Range<usize>| Mask::draw([rows.len(), width], prob, &tensor.device());
-        Self {
-            chunks: chunks_along(tensor, 0).into_iter().map(draw).collect(),
-        }
-    }
-
-    /// Zeroes the dropped elements of the tensor, or of another of its shape and type, and scales
-    /// the rest.
-    fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
-        map_rows(tensor, |chunk, rows| {
-            let [length, _] = self.chunks[0].dims;
-            self.chunks[chunk.start / length].apply(rows)
-        })
+        operands.give(0, self.apply(as_rows(grad.tensor::<D>())));
     }
 }
 

@@ -54,13 +54,3 @@ fn what_is_shared_is_copied_and_keeps_its_numbers() {
         assert!(run.saved() == saved, "{what}");
     }
 }
-
-#[test]
-#[should_panic(expected = "not of its parameter's shape")]
-fn a_state_of_another_parameter_is_refused() {
-    let mut noise = Noise(3);
-    let mut run = Run::new(AdamWConfig::new().in_one_pass(), noise.numbers(SHAPE));
-    run.step(0.01, noise.numbers(SHAPE));
-    run.weight = Some(noise.numbers([SHAPE[1], SHAPE[0]]));
-    run.step(0.01, noise.numbers([SHAPE[1], SHAPE[0]]));
-}

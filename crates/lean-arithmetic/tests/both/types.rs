@@ -163,7 +163,7 @@ fn states_of_another_shape_are_refused() {
         let mut noise = Noise(13);
         let mut run = Run::new(optimizer.clone(), noise.numbers([8, 6]));
         run.step(LR, noise.numbers([8, 6]));
-        for shape in [[8, 1], [1, 6], [8, 7]] {
+        for shape in [[8, 1], [1, 6], [8, 7], [6, 8]] {
             let mut other = Run::new(optimizer.clone(), noise.numbers(shape));
             other.load(&run.saved());
             let grad = noise.numbers(shape);

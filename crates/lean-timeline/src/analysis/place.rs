@@ -1,7 +1,6 @@
 //! The place of a tick in the training.
 
 use crate::snapshot::{PhaseKind, Snapshot};
-use std::fmt::{self, Display};
 
 /// The phase of the training at a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,32 +33,17 @@ impl Place {
     }
 
     /// `backward of step 2, stepping blocks.3.mlp.fc1.weight`, with training steps counted from 1.
-    pub fn name(self, snapshot: &Snapshot) -> impl Display {
-        let path = |parameter: usize| snapshot.parameters[parameter].path.clone();
-        Name {
-            place: self,
-            path: self.step.map(path),
-        }
-    }
-}
-
-struct Name {
-    place: Place,
-    path: Option<String>,
-}
-
-impl Display for Name {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let phase = match self.place.phase {
+    pub fn name(self, snapshot: &Snapshot) -> String {
+        let phase = match self.phase {
             PhaseKind::Forward => "forward",
             PhaseKind::Backward => "backward",
             PhaseKind::Optimizer => "optimizer",
             PhaseKind::Step(_) => "step of a parameter",
         };
-        write!(to, "{phase} of step {}", self.place.iteration + 1)?;
-        match &self.path {
-            Some(path) => write!(to, ", stepping {path}"),
-            None => Ok(()),
+        let place = format!("{phase} of step {}", self.iteration + 1);
+        match self.step.map(|step| &snapshot.parameters[step].path) {
+            Some(path) => format!("{place}, stepping {path}"),
+            None => place,
         }
     }
 }

@@ -409,7 +409,7 @@ fn a_step_that_was_cut_off_is_not_the_one_that_is_estimated() {
 #[test]
 fn a_place_is_named_with_what_steps_there() {
     let snapshot = step();
-    let name = |tick| Place::of(&snapshot, tick).map(|place| place.name(&snapshot).to_string());
+    let name = |tick| Place::of(&snapshot, tick).map(|place| place.name(&snapshot));
     assert_eq!(name(0), None);
     assert_eq!(name(1).unwrap(), "forward of step 1");
     assert_eq!(name(6).unwrap(), "optimizer of step 1");
@@ -422,5 +422,5 @@ fn a_place_is_named_with_what_steps_there() {
     released.phases.insert(2, phase(PhaseKind::Step(1), 3, 5));
     let place = Place::of(&released, 4).unwrap();
     let name = "backward of step 1, stepping two.weight";
-    assert_eq!(place.name(&released).to_string(), name);
+    assert_eq!(place.name(&released), name);
 }

@@ -60,17 +60,12 @@ pub fn step<T>(
     let (Some(weight), Some(gradient)) = (weight, gradient) else {
         return run();
     };
-    let is_known = with_tracked(|tracked| {
-        let mut is_known = false;
-        tracked.record(|session| {
-            if let Some(ledger) = session.ledger()
-                && let (Some(weight), Some(gradient)) = (ledger.at(weight), ledger.at(gradient))
-            {
-                ledger.begin_step(weight, gradient);
-                is_known = true;
-            }
-        });
-        is_known
+    let mut is_known = false;
+    mark_ledger(|ledger| {
+        if let (Some(weight), Some(gradient)) = (ledger.at(weight), ledger.at(gradient)) {
+            ledger.begin_step(weight, gradient);
+            is_known = true;
+        }
     });
     if !is_known {
         return run();
@@ -95,12 +90,7 @@ pub fn read(address: impl FnOnce() -> Option<usize>) {
     if matches!(work(), None | Some("backward" | "step")) {
         return;
     }
-    let address = address();
-    with_tracked(|tracked| {
-        if let Some(session) = &mut tracked.session {
-            session.set_read(address);
-        }
-    });
+    set_read(address());
 }
 
 /// Names the work within a pass, as the operation of the memory that it takes.
@@ -117,18 +107,21 @@ pub fn recompute<T>(run: impl FnOnce() -> T) -> T {
         return run();
     }
     // What comes after it is backward again, which reads no parameter.
-    within("recompute", run, || {
-        with_tracked(|tracked| {
-            if let Some(session) = &mut tracked.session {
-                session.set_read(None);
-            }
-        });
-    })
+    within("recompute", run, || set_read(None))
 }
 
 /// Whether a recording is under way, and its last step is not over.
 pub fn is_recording() -> bool {
     with_tracked(|tracked| tracked.session.as_ref().is_some_and(Session::is_open))
+}
+
+/// Not an event: nothing is sampled.
+fn set_read(address: Option<usize>) {
+    with_tracked(|tracked| {
+        if let Some(session) = &mut tracked.session {
+            session.set_read(address);
+        }
+    });
 }
 
 fn mark(event: impl FnOnce(&mut Session)) {

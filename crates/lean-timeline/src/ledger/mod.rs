@@ -9,7 +9,6 @@ mod clock;
 mod holders;
 mod operations;
 mod phases;
-mod samples;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +20,6 @@ use blocks::Blocks;
 use clock::Clock;
 use operations::{BEFORE, BESIDE, Operations, may_be_view};
 use phases::Phases;
-use samples::Samples;
 
 /// The ledger of a recording.
 #[derive(Debug)]
@@ -31,7 +29,8 @@ pub struct Ledger {
     blocks: Blocks,
     parameters: Vec<Parameter>,
     phases: Phases,
-    samples: Samples,
+    /// At most one for each tick.
+    samples: Vec<Sample>,
     /// No earlier block is an activation.
     first_activation: BlockId,
     /// Steps of parameters that the recorded model does not have.
@@ -47,7 +46,7 @@ impl Ledger {
             blocks: Blocks::default(),
             parameters: Vec::new(),
             phases: Phases::default(),
-            samples: Samples::default(),
+            samples: Vec::new(),
             first_activation: 0,
             unknown_parameter_steps: 0,
         }
@@ -183,7 +182,7 @@ impl Ledger {
         self.blocks.keep_live();
         self.first_activation = self.blocks.len();
         self.phases.keep_count();
-        self.samples = Samples::default();
+        self.samples = Vec::new();
         if let Some(Sample { in_use, .. }) = in_use {
             self.sample(in_use, in_use, None);
         }
@@ -287,23 +286,33 @@ impl Ledger {
         }
     }
 
-    /// Adds what the allocator or the device says now.
+    /// Adds what the allocator or the device says now. A sample of the same tick as the last, from an
+    /// operation that allocated nothing, is merged with it.
     pub fn sample(&mut self, in_use: u64, peak: u64, operation: Option<&'static str>) {
-        self.samples.add(Sample {
-            tick: self.clock.now(),
-            in_use,
-            peak,
-            operation: operation.map(|name| self.operations.index(name)),
-        });
+        let tick = self.clock.now();
+        let operation = operation.map(|name| self.operations.index(name));
+        match self.samples.last_mut() {
+            Some(last) if last.tick == tick => {
+                if peak > last.peak {
+                    last.operation = operation;
+                }
+                last.peak = last.peak.max(peak);
+                last.in_use = in_use;
+            }
+            _ => self.samples.push(Sample {
+                tick,
+                in_use,
+                peak,
+                operation,
+            }),
+        }
     }
 
     /// Bytes that the ledger takes on the heap, without the names of operations and parameters.
     pub fn heap_bytes(&self) -> u64 {
-        let bytes = self.clock.heap_bytes()
-            + self.blocks.heap_bytes()
-            + self.phases.heap_bytes()
-            + self.samples.heap_bytes();
-        bytes as u64
+        let samples = self.samples.capacity() * size_of::<Sample>();
+        let others = self.clock.heap_bytes() + self.blocks.heap_bytes() + self.phases.heap_bytes();
+        (samples + others) as u64
     }
 
     /// Bytes in use when the recording began that belong to no tensor seen since.
@@ -341,7 +350,7 @@ impl Ledger {
             times: self.clock.times,
             holders,
             phases: self.phases.phases,
-            samples: self.samples.samples,
+            samples: self.samples,
         }
     }
 

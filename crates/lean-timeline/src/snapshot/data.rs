@@ -77,15 +77,15 @@ pub enum Category {
     Parameters,
     /// The tensors that the optimizer keeps from step to step.
     OptimizerState,
-    /// The gradients of parameters.
-    Gradients,
-    /// The tensors that the forward pass keeps for the backward pass.
-    Activations,
-    /// Memory that is released before its phase ends, such as the gradients of activations.
-    Temporaries,
     /// Memory that belongs to no step: tensors from before the recording, batches made in advance,
     /// metrics.
     Other,
+    /// The tensors that the forward pass keeps for the backward pass.
+    Activations,
+    /// The gradients of parameters.
+    Gradients,
+    /// Memory that is released before its phase ends, such as the gradients of activations.
+    Temporaries,
 }
 
 impl Category {
@@ -111,16 +111,9 @@ impl Category {
         }
     }
 
-    /// Its index in [`ALL`](Self::ALL).
+    /// Its index in [`ALL`](Self::ALL), which has the order above.
     pub(crate) fn layer(self) -> usize {
-        match self {
-            Self::Parameters => 0,
-            Self::OptimizerState => 1,
-            Self::Other => 2,
-            Self::Activations => 3,
-            Self::Gradients => 4,
-            Self::Temporaries => 5,
-        }
+        self as usize
     }
 }
 

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use same_file::is_same_file;
 use std::fs;
 use std::io::{self, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -146,10 +147,7 @@ impl Inputs {
         make: impl FnOnce(&[Snapshot]) -> Result<String>,
     ) -> Result<()> {
         let mut snapshots = Vec::new();
-        for input in [Some(&self.file), self.other.as_ref()]
-            .into_iter()
-            .flatten()
-        {
+        for input in iter::once(&self.file).chain(&self.other) {
             ensure!(
                 // An error: one of them does not exist.
                 !is_same_file(input, output).unwrap_or(false),

@@ -17,97 +17,86 @@ const LARGEST: usize = 10;
 
 /// The summary of a snapshot.
 pub fn summary(snapshot: &Snapshot) -> String {
-    let subject = Subject::of(snapshot);
-    let mut parts = vec![subject.head(), subject.peak_line()];
-    if subject.peak.is_some() {
-        parts.extend([subject.categories(), subject.largest(), subject.agreement()]);
-    }
+    let (head, totals) = (head(snapshot), Totals::of(snapshot));
+    let Some(peak) = Peak::of(snapshot, &totals) else {
+        return format!("{head}\n\nNothing was recorded\n");
+    };
+    let analysed = Analysed {
+        snapshot,
+        totals,
+        peak,
+    };
+    let parts = [
+        head,
+        analysed.peak_line(),
+        analysed.categories(),
+        analysed.largest(),
+        analysed.agreement(),
+    ];
     parts.join("\n\n") + "\n"
 }
 
-/// A snapshot with its analysis.
-struct Subject<'a> {
-    snapshot: &'a Snapshot,
-    totals: Totals,
-    peak: Option<Peak>,
-}
-
-impl<'a> Subject<'a> {
-    fn of(snapshot: &'a Snapshot) -> Self {
-        let totals = Totals::of(snapshot);
-        let peak = Peak::of(snapshot, &totals);
-        Self {
-            snapshot,
-            totals,
-            peak,
-        }
-    }
-
-    fn peak_bytes(&self) -> u64 {
-        self.peak.as_ref().map_or(0, |peak| peak.bytes)
-    }
-
-    fn at_peak(&self, category: Category) -> u64 {
-        let peak = self.peak.as_ref();
-        peak.map_or(0, |peak| peak.bytes_of(category))
-    }
-
-    /// Bytes of the peak that are in no category; negative where holders have more than was in use.
-    fn rest(&self) -> i64 {
-        let known: u64 = Category::ALL
-            .map(|category| self.at_peak(category))
-            .iter()
-            .sum();
-        self.peak_bytes() as i64 - known as i64
-    }
-
-    fn head(&self) -> String {
-        let Snapshot {
-            title,
-            backend,
-            parameters,
-            times,
-            phases,
-            samples,
-            warnings,
-            ..
-        } = self.snapshot;
-        let named = |name: &'a str| match name.trim() {
+fn head(snapshot: &Snapshot) -> String {
+    fn named(name: &str) -> &str {
+        match name.trim() {
             "" => "(no name)",
             name => name,
-        };
-        let steps: BTreeSet<usize> = phases.iter().map(|phase| phase.iteration).collect();
-        let bytes = parameters.iter().map(|parameter| parameter.bytes);
-        // Nothing checks the sizes that a file gives for its parameters.
-        let bytes = bytes.fold(0, u64::saturating_add);
-        let model = match parameters.len() {
-            1 => format!("1 parameter, {} MiB", mib(bytes)),
-            number => format!("{} parameters, {} MiB", count(number), mib(bytes)),
-        };
-        let lasted = times.last().copied().unwrap_or(0);
-        let mut lines = vec![
-            fit(named(title), WIDTH),
-            fit(&format!("  backend   {}", named(backend)), WIDTH),
-            format!("  model     {model}"),
-            format!("  steps     {}", count(steps.len())),
-            format!(
-                "  events    {} in {}, {} samples of what is in use",
-                count(times.len()),
-                time(lasted),
-                count(samples.len())
-            ),
-        ];
-        for warning in warnings {
-            let text = fit(warning, usize::MAX);
-            lines.push(wrap("  warning   ", &text, WIDTH, "            "));
         }
-        lines.join("\n")
+    }
+    let Snapshot {
+        title,
+        backend,
+        parameters,
+        times,
+        phases,
+        samples,
+        warnings,
+        ..
+    } = snapshot;
+    let steps: BTreeSet<usize> = phases.iter().map(|phase| phase.iteration).collect();
+    let bytes = parameters.iter().map(|parameter| parameter.bytes);
+    // Nothing checks the sizes that a file gives for its parameters.
+    let bytes = bytes.fold(0, u64::saturating_add);
+    let model = match parameters.len() {
+        1 => format!("1 parameter, {} MiB", mib(bytes)),
+        number => format!("{} parameters, {} MiB", count(number), mib(bytes)),
+    };
+    let lasted = times.last().copied().unwrap_or(0);
+    let mut lines = vec![
+        fit(named(title), WIDTH),
+        fit(&format!("  backend   {}", named(backend)), WIDTH),
+        format!("  model     {model}"),
+        format!("  steps     {}", count(steps.len())),
+        format!(
+            "  events    {} in {}, {} samples of what is in use",
+            count(times.len()),
+            time(lasted),
+            count(samples.len())
+        ),
+    ];
+    for warning in warnings {
+        let text = fit(warning, usize::MAX);
+        lines.push(wrap("  warning   ", &text, WIDTH, "            "));
+    }
+    lines.join("\n")
+}
+
+/// A snapshot that is not empty, with its analysis.
+struct Analysed<'a> {
+    snapshot: &'a Snapshot,
+    totals: Totals,
+    peak: Peak,
+}
+
+impl Analysed<'_> {
+    /// Bytes of the peak that are in no category; negative where holders have more than was in use.
+    fn rest(&self) -> i64 {
+        let known: u64 = self.peak.pieces.iter().map(|piece| piece.bytes).sum();
+        self.peak.bytes as i64 - known as i64
     }
 
     fn peak_line(&self) -> String {
-        let Some(peak) = &self.peak else {
-            return "Nothing was recorded".into();
-        };
+        let peak = &self.peak;
         let place = place(self.snapshot, peak.place);
         let text = format!(
             "Peak: {} MiB, in the {place} (event {}, at {})",
@@ -132,11 +121,11 @@ impl<'a> Subject<'a> {
         for category in Category::ALL.into_iter().rev() {
             let most = self.totals.most(self.snapshot, category);
             let place = short(Place::of(self.snapshot, most.tick).filter(|_| most.bytes > 0));
-            let bytes = self.at_peak(category);
+            let bytes = self.peak.bytes_of(category);
             table.add_row([
                 category.name().into(),
                 mib(bytes),
-                percent(bytes, self.peak_bytes()),
+                percent(bytes, self.peak.bytes),
                 mib(most.bytes),
                 place,
             ]);
@@ -153,8 +142,8 @@ impl<'a> Subject<'a> {
         }
         table.add_row([
             "sum".into(),
-            mib(self.peak_bytes()),
-            percent(self.peak_bytes(), self.peak_bytes()),
+            mib(self.peak.bytes),
+            percent(self.peak.bytes, self.peak.bytes),
             String::new(),
             String::new(),
         ]);
@@ -162,10 +151,7 @@ impl<'a> Subject<'a> {
     }
 
     fn largest(&self) -> String {
-        let Some(peak) = &self.peak else {
-            return String::new();
-        };
-        let snapshot = self.snapshot;
+        let (snapshot, peak) = (self.snapshot, &self.peak);
         let header = ["MiB", "category", "parameter", "operation", "made in"];
         let rows = peak.pieces.iter().take(LARGEST).map(|piece| {
             let parameter = piece
@@ -192,7 +178,7 @@ impl<'a> Subject<'a> {
         format!(
             "The {shown} largest of {} in the peak, {} of it:\n\n{table}",
             count(peak.pieces.len()),
-            percent(bytes.sum(), self.peak_bytes()),
+            percent(bytes.sum(), self.peak.bytes),
         )
     }
 
@@ -243,7 +229,7 @@ fn table<const COLUMNS: usize, const RIGHT: usize>(
 /// A place, with the parameter that is stepped there.
 fn place(snapshot: &Snapshot, place: Option<Place>) -> String {
     match place {
-        Some(place) => fit(&place.name(snapshot).to_string(), WIDTH - 10),
+        Some(place) => fit(&place.name(snapshot), WIDTH - 10),
         None => "time between the phases".into(),
     }
 }

@@ -127,7 +127,7 @@ fn legend(area: &Area<'_>, panels: &[Panel<'_>], scale: &Scale) -> Drawn {
     for category in Category::ALL.into_iter().rev() {
         let is_seen = |panel: &Panel<'_>| {
             let columns = panel.columns.iter().flatten();
-            let most = columns.map(|column| column.layers[category.layer()]).max();
+            let most = columns.map(|layers| layers[category.layer()]).max();
             scale.y(most.unwrap_or(0) as f64) < scale.bottom
         };
         if !panels.iter().any(is_seen) {
@@ -200,16 +200,11 @@ impl Scale {
     }
 }
 
-/// The bytes of each category at the fullest tick of one column of pixels.
-#[derive(Clone, Copy)]
-struct Column {
-    layers: [u64; 6],
-}
+/// The bytes of each category at a tick.
+type Layers = [u64; Category::ALL.len()];
 
-impl Column {
-    fn sum(&self) -> u64 {
-        self.layers.iter().sum()
-    }
+fn sum(layers: &Layers) -> u64 {
+    layers.iter().sum()
 }
 
 /// The plot of one snapshot over its whole time.
@@ -217,8 +212,8 @@ struct Panel<'a> {
     snapshot: &'a Snapshot,
     peak: Option<Peak>,
     x: Range<i32>,
-    /// One for each column of pixels; `None` before the first tick.
-    columns: Vec<Option<Column>>,
+    /// The fullest tick of each column of pixels; `None` before the first tick.
+    columns: Vec<Option<Layers>>,
 }
 
 impl<'a> Panel<'a> {
@@ -239,10 +234,9 @@ impl<'a> Panel<'a> {
         let layers = |tick: usize| Category::ALL.map(|category| totals.layer(category)[tick]);
         let first = self.x.start;
         let at = |panel: &Self, tick| (panel.place(tick) - first) as usize;
-        let see = |seen: &mut Option<Column>, layers: [u64; 6]| {
-            let column = Column { layers };
-            if seen.is_none_or(|seen| column.sum() > seen.sum()) {
-                *seen = Some(column);
+        let see = |seen: &mut Option<Layers>, layers: Layers| {
+            if seen.is_none_or(|seen| sum(&layers) > sum(&seen)) {
+                *seen = Some(layers);
             }
         };
         let mut last = None;
@@ -277,7 +271,7 @@ impl<'a> Panel<'a> {
     }
 
     fn most(&self) -> u64 {
-        let columns = self.columns.iter().flatten().map(Column::sum).max();
+        let columns = self.columns.iter().flatten().map(sum).max();
         let peak = self.peak.as_ref().map(|peak| peak.bytes);
         columns.max(peak).unwrap_or(0)
     }
@@ -330,9 +324,8 @@ impl<'a> Panel<'a> {
     fn draw_layers(&self, area: &Area<'_>, scale: &Scale) -> Drawn {
         for category in Category::ALL.into_iter().rev() {
             let up_to = category.layer();
-            let height = |column: &Option<Column>| {
-                let column = column.as_ref();
-                column.map_or(0, |column| column.layers[..=up_to].iter().sum::<u64>())
+            let height = |column: &Option<Layers>| {
+                column.map_or(0, |layers| layers[..=up_to].iter().sum::<u64>())
             };
             let mut points = vec![(self.x.start, scale.bottom)];
             let edge = self.columns.iter().zip(self.x.start..);

@@ -116,7 +116,7 @@ fn check_tooltip(opened: &mut Opened, snapshot: &Snapshot, tick: usize, layer: L
         "{context}"
     );
     let from = holder.map_or(tick, |holder| holder.from);
-    let made_in = Place::of(snapshot, from).map(|place| place.name(snapshot).to_string());
+    let made_in = Place::of(snapshot, from).map(|place| place.name(snapshot));
     assert_eq!(
         opened.fact("made-in"),
         made_in.unwrap_or("between steps".into()),

@@ -47,7 +47,7 @@ fn check_peaks(snapshots: &[Snapshot]) {
         };
         let bytes = bytes_text(peak.bytes);
         assert_eq!(text("[data-testid=peak]"), format!("Peak {bytes}"));
-        let place = peak.place.unwrap().name(snapshot).to_string();
+        let place = peak.place.unwrap().name(snapshot);
         let line = text("[data-role=where]");
         assert!(
             line.starts_with(&format!("in {place}, ")),

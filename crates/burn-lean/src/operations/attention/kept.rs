@@ -84,6 +84,7 @@ impl Kept {
             return None;
         }
         Some(flex::Settings {
+            shape: self.shape,
             scale: self.scale,
             softmax: match () {
                 () if options.is_quiet => slices::Softmax::Quiet,

@@ -2,7 +2,7 @@
 
 mod kept;
 mod options;
-mod shape;
+pub(super) mod shape;
 pub(super) mod visible;
 
 use std::sync::Arc;

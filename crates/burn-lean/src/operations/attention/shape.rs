@@ -19,14 +19,14 @@ fn chunk_bytes(query: &Tensor<4>) -> usize {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dimensions {
-    pub(super) batch: usize,
-    pub(super) heads: usize,
-    pub(super) time: usize,
-    pub(super) head_size: usize,
-    pub(super) key_heads: usize,
-    pub(super) key_time: usize,
-    pub(super) value_size: usize,
+pub(in super::super) struct Dimensions {
+    pub(in super::super) batch: usize,
+    pub(in super::super) heads: usize,
+    pub(in super::super) time: usize,
+    pub(in super::super) head_size: usize,
+    pub(in super::super) key_heads: usize,
+    pub(in super::super) key_time: usize,
+    pub(in super::super) value_size: usize,
     /// Bytes of scores per chunk.
     pub(super) chunk_bytes: usize,
 }

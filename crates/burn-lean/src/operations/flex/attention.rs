@@ -10,6 +10,7 @@ use burn::backend::Flex;
 use burn::tensor::{Bool, Shape, Tensor};
 use lean_arithmetic::slices::{Softmax, drop_part};
 
+use super::super::attention::shape::Dimensions;
 use super::super::attention::visible::{FEWEST_ROWS, Visible};
 use super::super::chunks::chunks_of;
 use super::super::product::Before;
@@ -25,6 +26,8 @@ const WORTH_A_THREAD: usize = 1 << 18;
 
 /// What attention computes with.
 pub(in super::super) struct Settings {
+    /// The lengths of the axes.
+    pub(in super::super) shape: Dimensions,
     /// The factor of the scores.
     pub(in super::super) scale: f64,
     /// How the scores become weights.
@@ -87,16 +90,6 @@ pub(in super::super) fn attention_backward(
     [heads.query, heads.key, heads.value].map(tensor)
 }
 
-struct Dimensions {
-    batch: usize,
-    time: usize,
-    heads: usize,
-    key_time: usize,
-    key_heads: usize,
-    size: usize,
-    value_size: usize,
-}
-
 /// Heads that share a key, of one element of the batch.
 struct Group {
     batch: usize,
@@ -129,8 +122,6 @@ struct Weights {
 
 impl Heads {
     fn new(settings: Settings, [query, key, value]: [FlexTensor; 3]) -> Self {
-        let ([batch, time, heads, size], [_, key_time, key_heads, value_size]) =
-            (query.layout().shape().dims(), value.layout().shape().dims());
         let mask =
             |mask: Tensor<4, Bool>| mask.try_into_primitive::<Flex>().expect("it is on Flex");
         let masks = settings.masks.into_iter();
@@ -138,15 +129,7 @@ impl Heads {
             query,
             key,
             value,
-            dims: Dimensions {
-                batch,
-                time,
-                heads,
-                key_time,
-                key_heads,
-                size,
-                value_size,
-            },
+            dims: settings.shape,
             scale: settings.scale as f32,
             softmax: settings.softmax,
             visible: settings.visible,
@@ -209,7 +192,7 @@ impl Heads {
         let query = self.scaled_query(batch, head, rows);
         let key = part(&self.key, batch, keys.clone(), key_head);
         let mut weights = vec![0.0; rows.len() * keys.len()];
-        let query_rows = Matrix::new(&query, [rows.len(), self.dims.size]);
+        let query_rows = Matrix::new(&query, [rows.len(), self.dims.head_size]);
         multiply(
             &mut weights,
             keys.len(),
@@ -338,7 +321,7 @@ impl Heads {
         let Dimensions {
             time,
             key_time,
-            size,
+            head_size: size,
             value_size,
             ..
         } = self.dims;

@@ -1,5 +1,7 @@
 //! Elements in memory, as a pass reads and writes them.
 
+use std::mem;
+
 use half::bf16;
 
 use super::super::powers::{BYTES, Scale};
@@ -28,22 +30,15 @@ impl<'a> Buffer<'a> {
         Self::EightBit { blocks, kind }
     }
 
-    /// Two parts; `place` is a multiple of [`BLOCK`].
-    pub(super) fn split_at(self, place: usize) -> (Self, Self) {
+    /// Takes off the first elements: a multiple of [`BLOCK`], or all.
+    pub(super) fn take(&mut self, count: usize) -> Self {
         match self {
-            Self::F32(floats) => {
-                let (before, after) = floats.split_at_mut(place);
-                (Self::F32(before), Self::F32(after))
-            }
-            Self::Bf16(floats) => {
-                let (before, after) = floats.split_at_mut(place);
-                (Self::Bf16(before), Self::Bf16(after))
-            }
-            Self::EightBit { blocks, kind } => {
-                let (before, after) = blocks.split_at_mut(place / BLOCK * BYTES);
-                let part = |blocks| Self::EightBit { blocks, kind };
-                (part(before), part(after))
-            }
+            Self::F32(floats) => Self::F32(take(floats, count)),
+            Self::Bf16(floats) => Self::Bf16(take(floats, count)),
+            Self::EightBit { blocks, kind } => Self::EightBit {
+                blocks: take(blocks, count.div_ceil(BLOCK) * BYTES),
+                kind: *kind,
+            },
         }
     }
 
@@ -143,4 +138,11 @@ impl<'a> Source<'a> {
             }
         }
     }
+}
+
+/// Takes off the first elements of a slice.
+pub(super) fn take<'a, T>(slice: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (taken, rest) = mem::take(slice).split_at_mut(count);
+    *slice = rest;
+    taken
 }

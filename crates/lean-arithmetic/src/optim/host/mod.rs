@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::powers::noise_of_block;
 use super::{BLOCK, Clip, Measure, Noise, Rule, Split};
 
+use buffer::take;
 pub use buffer::{Buffer, Source};
 
 /// Elements that a thread takes at once: enough to be worth its waking up, few enough to share
@@ -29,7 +30,6 @@ pub fn step<R: Rule<N>, const N: usize>(
     grad: &[f32],
     states: [Buffer<'_>; N],
 ) {
-    let count = weight.len();
     let lanes = Lanes {
         first: 0,
         weight,
@@ -43,7 +43,7 @@ pub fn step<R: Rule<N>, const N: usize>(
         noise,
     };
     let step = |lanes: Lanes<'_, N>| Arch::new().dispatch(Step { pass, lanes });
-    let chunks = lanes.chunks(count);
+    let chunks = lanes.chunks();
     if chunks.len() == 1 {
         chunks.into_iter().for_each(step);
     } else {
@@ -112,44 +112,24 @@ struct Lanes<'a, const N: usize> {
     states: [Buffer<'a>; N],
 }
 
-impl<'a, const N: usize> Lanes<'a, N> {
-    fn chunks(self, count: usize) -> Vec<Self> {
-        let mut chunks = Vec::with_capacity(count.div_ceil(CHUNK));
-        let (mut rest, mut left) = (self, count);
-        while left > CHUNK {
-            let (chunk, after) = rest.split_at(CHUNK);
-            chunks.push(chunk);
-            (rest, left) = (after, left - CHUNK);
+impl<const N: usize> Lanes<'_, N> {
+    /// One, if there are no elements.
+    fn chunks(mut self) -> Vec<Self> {
+        let mut chunks = Vec::with_capacity(self.weight.len().div_ceil(CHUNK));
+        loop {
+            let count = self.weight.len().min(CHUNK);
+            let (grad, after) = self.grad.split_at(count);
+            chunks.push(Self {
+                first: self.first,
+                weight: take(&mut self.weight, count),
+                grad,
+                states: self.states.each_mut().map(|state| state.take(count)),
+            });
+            (self.first, self.grad) = (self.first + count, after);
+            if self.weight.is_empty() {
+                return chunks;
+            }
         }
-        chunks.push(rest);
-        chunks
-    }
-
-    fn split_at(self, place: usize) -> (Self, Self) {
-        let (weight, weight_after) = self.weight.split_at_mut(place);
-        let (grad, grad_after) = self.grad.split_at(place);
-        let mut after = Vec::with_capacity(N);
-        let states = self.states.map(|state| {
-            let (before, rest) = state.split_at(place);
-            after.push(rest);
-            before
-        });
-        let states_after = after
-            .try_into()
-            .unwrap_or_else(|_| unreachable!("as many as states"));
-        let before = Self {
-            weight,
-            grad,
-            states,
-            ..self
-        };
-        let after = Self {
-            first: self.first + place,
-            weight: weight_after,
-            grad: grad_after,
-            states: states_after,
-        };
-        (before, after)
     }
 }
 

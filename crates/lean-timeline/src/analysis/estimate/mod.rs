@@ -76,16 +76,15 @@ impl Estimate {
             backward,
             optimizer,
         } = Complete::last(snapshot)?;
-        let mut steps = steps(snapshot, &phases, &backward)?;
-        let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
-        let most = replay.peak(&steps);
-        after_releases(snapshot, &mut steps);
-        let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
+        let steps = steps(snapshot, &phases, &backward)?;
+        let [least, most] = bounds(snapshot, steps, |steps| {
+            Replay::new(snapshot, totals, steps, ticks.start..optimizer)
+        });
         let recorded = Peak::within(snapshot, totals, ticks.start, ticks.end);
         Ok(Self {
             iteration,
             recorded: recorded.map_or(0, |peak| peak.bytes),
-            least: replay.peak(&steps),
+            least,
             most,
         })
     }
@@ -105,32 +104,36 @@ struct Complete {
 impl Complete {
     fn last(snapshot: &Snapshot) -> Result<Self, NoEstimate> {
         let (iteration, phases) = last_complete(snapshot)?;
-        let begin = |kind: PhaseKind| {
-            let of_kind = phases.iter().filter(|phase| phase.kind == kind);
-            let begin = of_kind.map(|phase| phase.from).min();
-            begin.expect("a complete step has one")
+        let first = |kind: PhaseKind| {
+            let phase = phases.iter().find(|phase| phase.kind == kind);
+            *phase.expect("a complete step has one")
         };
+        let (backward, optimizer) = (first(PhaseKind::Backward), first(PhaseKind::Optimizer));
         let from = phases.iter().map(|phase| phase.from).min();
         let until = phases.iter().map(|phase| phase.until).max();
-        let backward = phases.iter().find(|it| it.kind == PhaseKind::Backward);
-        let backward = backward.expect("a complete step has one");
         Ok(Self {
             iteration,
             ticks: from.unwrap_or(0)..until.unwrap_or(0),
             backward: backward.from..backward.until,
-            optimizer: begin(PhaseKind::Optimizer),
+            optimizer: optimizer.from,
             phases,
         })
     }
 }
 
-/// Moves the steps after the releases that follow their gradients.
-fn after_releases(snapshot: &Snapshot, steps: &mut [Step]) {
+/// The peaks with the steps after the releases that follow their gradients, and before these.
+fn bounds<'a>(
+    snapshot: &Snapshot,
+    mut steps: Vec<Step>,
+    replay: impl Fn(&[Step]) -> Replay<'a>,
+) -> [u64; 2] {
+    let most = replay(&steps).peak(&steps);
     let releases = releases(snapshot);
-    for step in steps {
+    for step in &mut steps {
         let following = releases[step.at + 1..].iter();
         step.at += following.take_while(|releases| **releases).count();
     }
+    [replay(&steps).peak(&steps), most]
 }
 
 /// The last of the training steps in which the most parameters are stepped, with its phases.

@@ -107,9 +107,8 @@ pub(super) struct Replay<'a> {
     ticks: Range<usize>,
     moments: Vec<Moment>,
     changes: HashMap<usize, Change>,
-    /// For each of `ticks`, the sum of the changes by all steps before it, and by those at it too.
-    before: Vec<i64>,
-    after: Vec<i64>,
+    /// The sums of the changes by all steps before each of `ticks`, and by all steps.
+    sums: Vec<i64>,
 }
 
 impl<'a> Replay<'a> {
@@ -150,35 +149,31 @@ impl<'a> Replay<'a> {
         steps: &[Step],
         ticks: Range<usize>,
     ) -> Self {
-        let mut at_ticks = vec![0; ticks.len()];
+        let mut sums = vec![0; ticks.len() + 1];
         for step in steps {
-            if let Some(change) = at_ticks.get_mut(step.at - ticks.start) {
+            if let Some(change) = sums.get_mut(step.at - ticks.start + 1) {
                 *change += changes[&step.parameter].end;
             }
         }
-        let mut before = Vec::with_capacity(ticks.len());
-        let mut after = Vec::with_capacity(ticks.len());
         let mut sum = 0;
-        for change in at_ticks {
-            before.push(sum);
-            sum += change;
-            after.push(sum);
+        for change in &mut sums {
+            sum += *change;
+            *change = sum;
         }
         Self {
             known: totals.known(),
             ticks,
             moments,
             changes,
-            before,
-            after,
+            sums,
         }
     }
 
     pub(super) fn peak(&self, steps: &[Step]) -> u64 {
         let first = self.ticks.start;
         let last = self.ticks.end.saturating_sub(1);
-        let before = |tick: usize| self.known[tick] as i64 + self.before[tick - first];
-        let after = |tick: usize| self.known[tick] as i64 + self.after[tick - first];
+        let before = |tick: usize| self.known[tick] as i64 + self.sums[tick - first];
+        let after = |tick: usize| self.known[tick] as i64 + self.sums[tick - first + 1];
         let mut peak = self.ticks.clone().map(before).max().unwrap_or(0);
         for moment in &self.moments {
             if !self.ticks.contains(&moment.tick) {

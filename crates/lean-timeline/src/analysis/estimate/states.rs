@@ -5,7 +5,7 @@
 //! have.
 
 use super::replay::{Replay, steps};
-use super::{Complete, NoEstimate, after_releases};
+use super::{Complete, NoEstimate, bounds};
 use crate::analysis::{peak::Peak, totals::Totals};
 use crate::snapshot::{Category, Parameter, Snapshot};
 
@@ -39,7 +39,7 @@ impl StatesEstimate {
         bytes: impl Fn(&Parameter) -> u64,
     ) -> Result<Self, NoEstimate> {
         let step = Complete::last(snapshot)?;
-        let mut steps = steps(snapshot, &step.phases, &step.backward)?;
+        let steps = steps(snapshot, &step.phases, &step.backward)?;
         let after: u64 = steps
             .iter()
             .map(|step| bytes(&snapshot.parameters[step.parameter]))
@@ -50,10 +50,9 @@ impl StatesEstimate {
             let peak = Peak::within(snapshot, totals, step.ticks.start, until);
             peak.map_or(0, |peak| peak.bytes)
         };
-        let passes = step.ticks.start..step.optimizer;
-        let most = Replay::in_place(snapshot, totals, &steps, passes.clone()).peak(&steps);
-        after_releases(snapshot, &mut steps);
-        let least = Replay::in_place(snapshot, totals, &steps, passes).peak(&steps);
+        let [least, most] = bounds(snapshot, steps, |steps| {
+            Replay::in_place(snapshot, totals, steps, step.ticks.start..step.optimizer)
+        });
         Ok(Self {
             recorded: peak(step.ticks.end),
             before,

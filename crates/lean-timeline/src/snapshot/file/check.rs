@@ -1,9 +1,7 @@
 //! Whether the parts of a snapshot agree with each other.
 
-use std::mem;
-
 use crate::snapshot::{
-    data::{Holder, Phase, PhaseKind, Sample, Snapshot},
+    data::{PhaseKind, Sample, Snapshot},
     format::EXACT,
 };
 
@@ -11,20 +9,14 @@ use crate::snapshot::{
 /// order.
 pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
     let ticks = snapshot.times.len();
-    let is_sorted = |name, mut values: Box<dyn Iterator<Item = u64> + '_>| {
-        let mut last = 0;
-        ensure(
-            values.all(|value| value >= mem::replace(&mut last, value)),
-            || format!("{name} are out of order"),
-        )
-    };
-    is_sorted("times", Box::new(snapshot.times.iter().copied()))?;
-    let from = |holder: &Holder| holder.from as u64;
-    is_sorted("holders", Box::new(snapshot.holders.iter().map(from)))?;
-    let from = |phase: &Phase| phase.from as u64;
-    is_sorted("phases", Box::new(snapshot.phases.iter().map(from)))?;
-    let tick = |sample: &Sample| sample.tick as u64;
-    is_sorted("samples", Box::new(snapshot.samples.iter().map(tick)))?;
+    for (name, are_sorted) in [
+        ("times", snapshot.times.is_sorted()),
+        ("holders", snapshot.holders.is_sorted_by_key(|it| it.from)),
+        ("phases", snapshot.phases.is_sorted_by_key(|it| it.from)),
+        ("samples", snapshot.samples.is_sorted_by_key(|it| it.tick)),
+    ] {
+        ensure(are_sorted, || format!("{name} are out of order"))?;
+    }
     ensure(
         snapshot.times.last().is_none_or(|time| *time < EXACT),
         || "times are beyond all reason".into(),
@@ -47,23 +39,15 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
             format!("{of} {number} lasts from tick {from} to {until}, of {ticks}")
         })
     };
-    let exists = |index: usize, count: usize, kind: &str, of: &str, number: usize| {
-        ensure(index < count, || {
-            format!("{of} {number} is of {kind} {index}, of {count}")
+    let exists = |index: Option<usize>, count: usize, kind: &str, of: &str, number: usize| {
+        let missing = index.filter(|index| *index >= count);
+        missing.map_or(Ok(()), |index| {
+            Err(format!("{of} {number} is of {kind} {index}, of {count}"))
         })
     };
-    let parameter = |index: Option<usize>, of: &str, number: usize| {
-        let count = snapshot.parameters.len();
-        index.map_or(Ok(()), |index| {
-            exists(index, count, "parameter", of, number)
-        })
-    };
-    let operation = |index: Option<usize>, of: &str, number: usize| {
-        let count = snapshot.operations.len();
-        index.map_or(Ok(()), |index| {
-            exists(index, count, "operation", of, number)
-        })
-    };
+    let (parameters, operations) = (snapshot.parameters.len(), snapshot.operations.len());
+    let parameter = |index, of, number| exists(index, parameters, "parameter", of, number);
+    let operation = |index, of, number| exists(index, operations, "operation", of, number);
     for (number, holder) in snapshot.holders.iter().enumerate() {
         span(holder.from, holder.until, "holder", number)?;
         parameter(holder.parameter, "holder", number)?;
