@@ -66,19 +66,18 @@ pub(crate) fn reading_waits(tensor: &DispatchTensor) -> bool {
     }
 }
 
-/// Whether a tensor has the memory of more than one element. On Flex: other backends do not tell.
+/// Looks at the memory of a tensor. On Flex: other backends do not show it.
 #[cfg(feature = "flex")]
-pub(crate) fn is_spread(tensor: &DispatchTensor) -> bool {
-    let one = tensor.dtype().size();
+pub(crate) fn in_memory<R>(tensor: &DispatchTensor, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
     // Any rank will do.
     let tensor = Tensor::<1>::from_dispatch(plain(tensor.clone()));
     let tensor = tensor.try_into_primitive::<burn::backend::Flex>();
-    tensor.is_ok_and(|tensor| tensor.bytes().len() > one)
+    tensor.ok().map(|tensor| look(tensor.bytes()))
 }
 
 #[cfg(not(feature = "flex"))]
-pub(crate) fn is_spread(_: &DispatchTensor) -> bool {
-    false
+pub(crate) fn in_memory<R>(_: &DispatchTensor, _: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    None
 }
 
 #[cfg(feature = "operations")]

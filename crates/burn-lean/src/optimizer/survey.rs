@@ -201,14 +201,19 @@ impl Survey {
         }
         impl PathVisitor for Lost {
             fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-                let is_computed = |base| Holds::of_armed(&base) == Holds::Computed;
-                if self.ids.contains(&param.id) && is_computed(param.base().into_dispatch()) {
+                if !self.ids.contains(&param.id) {
+                    return;
+                }
+                let base = param.base().into_dispatch();
+                // On a GPU, any NaN looks like what was computed from a placeholder.
+                let tells = !base.dtype().is_float() || !reading_waits(&base);
+                if tells && Holds::of_armed(&base) == Holds::Computed {
                     self.computed.get_or_insert_with(|| path_text(path));
                 }
             }
         }
-        let mut ids: HashSet<_> = session.slots().keys().copied().collect();
-        ids.retain(|id| !self.found.contains_key(id));
+        let is_lost = |id: &&ParamId| !self.found.contains_key(*id);
+        let ids: HashSet<_> = session.slots().keys().filter(is_lost).copied().collect();
         if ids.is_empty() {
             return Ok(());
         }

@@ -22,7 +22,8 @@ pub(crate) trait HookOwner: Send + Sync {
 
 pub(crate) const ARMING_HAS_ENDED: &str = "gradient release: this backward pass comes to a \
 forward pass of an arming that has ended since, and would lose its gradients; run backward before \
-`step` or `disarm` (or before the next micro-batch is armed), or the forward pass again after it";
+`step` or `disarm` (or before the next micro-batch is armed, or another model), or the forward pass \
+again after it";
 
 /// Puts `value` on the tape, over `leaf` and at least one order above `below`.
 pub(crate) fn leaf_hook(

@@ -7,7 +7,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, Slice, TensorData};
 
 use super::node::node_of;
-use crate::backend::{is_spread, plain, reading_waits};
+use crate::backend::{in_memory, plain, reading_waits};
 
 /// A signaling NaN of a float type. Copies keep its bits; computed values have those of a quiet one,
 /// or another sign.
@@ -36,13 +36,27 @@ fn first_bits(dtype: DType, bytes: &[u8]) -> Option<(u64, bool)> {
     Some(((bits & !sign) >> rest, bits & sign != 0))
 }
 
-/// Whether these are the bits of what is computed from a placeholder: a quiet NaN, or one of the other
-/// sign. `None` if the placeholder of this type has no bits of its own.
-fn is_computed(dtype: DType, found: &[u8]) -> Option<bool> {
+/// Tells the bits of what is computed from a placeholder: a quiet NaN, or one of the other sign. `None`
+/// if the placeholder of this type has no bits of its own.
+fn computed(dtype: DType) -> Option<impl Fn(&[u8]) -> bool> {
     let (placeholder, _) = first_bits(dtype, &bits(dtype)?)?;
     let quiet = placeholder | 0x40;
-    let (found, is_negative) = first_bits(dtype, found)?;
-    Some(found == quiet || (is_negative && found == placeholder))
+    Some(move |found: &[u8]| {
+        first_bits(dtype, found).is_some_and(|(found, is_negative)| {
+            found == quiet || (is_negative && found == placeholder)
+        })
+    })
+}
+
+/// Whether a memory of several elements has some of a placeholder, or of what is computed from one.
+/// `None` for one element.
+fn has_some(dtype: DType, memory: &[u8]) -> Option<bool> {
+    if memory.len() <= dtype.size() {
+        return None;
+    }
+    let (placeholder, is_computed) = (bits(dtype)?, computed(dtype)?);
+    let mut elements = memory.chunks_exact(dtype.size());
+    Some(elements.any(|element| element == placeholder || is_computed(element)))
 }
 
 /// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape,
@@ -71,9 +85,10 @@ pub(crate) fn is_computed_from_placeholder(tensor: &DispatchTensor) -> bool {
     // A GPU may change the bits of a NaN.
     let keeps_bits = !reading_waits(tensor);
     first_element(tensor).is_some_and(|first| {
-        is_computed(first.dtype(), first.as_bytes())
-            .filter(|_| keeps_bits)
-            .unwrap_or_else(|| first.iter::<f32>().any(f32::is_nan))
+        match computed(first.dtype()).filter(|_| keeps_bits) {
+            Some(is_computed) => is_computed(first.as_bytes()),
+            None => first.iter::<f32>().any(f32::is_nan),
+        }
     })
 }
 
@@ -92,29 +107,19 @@ impl Holds {
     /// What a parameter holds that is armed, or is of a copy of an armed model, when it has another leaf
     /// than the armed one.
     pub(crate) fn of_armed(base: &DispatchTensor) -> Self {
+        let dtype = base.dtype();
         // It had a weight of floats.
-        if !base.dtype().is_float() {
+        if !dtype.is_float() {
             return Self::Computed;
         }
-        if !is_spread(base) {
-            return match is_placeholder(base) {
-                true => Self::Placeholder,
-                false if is_computed_from_placeholder(base) => Self::Computed,
-                false => Self::Weight,
-            };
-        }
-        // Not the placeholder, whatever its elements are: a clamp leaves them as they were. Any rank
-        // will do.
-        let data = Tensor::<1>::from_dispatch(plain(base.clone())).into_data();
-        let dtype = data.dtype();
-        let signaling = bits(dtype);
-        let is_of_placeholder = |element: &[u8]| {
-            signaling.as_deref() == Some(element) || is_computed(dtype, element) == Some(true)
-        };
-        let mut elements = data.as_bytes().chunks_exact(dtype.size());
-        match elements.any(is_of_placeholder) {
-            true => Self::Computed,
-            false => Self::Weight,
+        // In the memory of several elements it is not the placeholder, whatever they are: a clamp leaves
+        // them as they were.
+        match in_memory(base, |memory| has_some(dtype, memory)).flatten() {
+            Some(true) => Self::Computed,
+            Some(false) => Self::Weight,
+            None if is_placeholder(base) => Self::Placeholder,
+            None if is_computed_from_placeholder(base) => Self::Computed,
+            None => Self::Weight,
         }
     }
 }

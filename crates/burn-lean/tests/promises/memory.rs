@@ -431,6 +431,19 @@ fn a_budget_keeps_what_fits() {
     });
 }
 
+/// Weights that were loaded while the model is armed are looked at where they are.
+#[test]
+fn loaded_weights_are_not_copied() {
+    alone(|| {
+        let model = zero_linear(WIDTH, 4 * WIDTH, &flex());
+        let mut optim = adamw().with_gradient_release();
+        let record = model.clone().into_record();
+        let model = optim.arm(LR, model).load_record(record);
+        let (_weight, peak) = peak_of(|| model.weight.val());
+        assert!(peak < LARGEST / 2, "{peak} bytes for {LARGEST}");
+    });
+}
+
 /// Adding gradient release, and the first arming, copies the states of one parameter at most.
 #[test]
 fn states_are_not_copied() {

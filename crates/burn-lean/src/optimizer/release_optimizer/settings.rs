@@ -85,8 +85,8 @@ impl ReleaseOptimizer {
         self
     }
 
-    /// Refuses the step that a model is armed for: another optimizer would take a part of it, which was not
-    /// asked whether it can.
+    /// Refuses the step that a model is armed for. A part of it would be taken with a setting that `arm` has
+    /// not checked.
     fn refuse_step_with(&self, setting: &str) {
         let is_armed = self.session.is_armed();
         let mut stepper = self.session.stepper();

@@ -137,6 +137,15 @@ fn a_forward_pass_of_an_arming_that_has_ended_is_refused() {
     model = optim.arm_accumulated(LR, model, accumulator.grads());
     assert_panics(|| kept.backward(), "before the next micro-batch is armed");
     let _ = optim.step(LR, model, GradientsParams::new());
+
+    // A scope of a model in whose place another was armed.
+    let (model, mut optim) = started();
+    let armed = optim.arm(LR, model.clone());
+    let x = numbers::<2>([3, 4], 1, &flex());
+    let kept = checkpoint(&armed, x, Small::forward).mean();
+    let model = optim.arm(LR, model);
+    assert_panics(|| kept.backward(), "or another model");
+    assert_goes_on(optim.disarm(model), &mut optim, plain(&[0]));
 }
 
 /// Plain Burn gives such a forward pass gradients: here they are lost.
