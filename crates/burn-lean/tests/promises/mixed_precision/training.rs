@@ -211,6 +211,11 @@ fn adapters_are_merged_once_the_weights_are_in_f32() {
     let before = before.unwrap().embedding.weight.val();
     let model = release_step(adapted(&bf16, model), &mut optim, |model| model.loss(1));
 
+    // An average is kept in f32, and validated in the model's types.
+    let average = MixedPrecision::to_f32(model.clone()).unwrap();
+    assert!(types(&average).iter().all(|dtype| *dtype == DType::F32));
+    assert_bits(&bits(&bf16.cast(average).unwrap()), &bits(&model), "back");
+
     let full = five_bytes.weights_to_f32(model.clone(), optim.to_record());
     let full = full.unwrap();
     let weight = &full.embedding.weight;
