@@ -246,6 +246,27 @@ fn gradients_of_the_caller_keep_their_type() {
     assert_bits(&bits(&found), &bits(&expected), "not armed");
 }
 
+/// Burn's optimizers compute in the type of the weight. They get sums in f32 rounded to that, whether a
+/// step was armed with them or gets them.
+#[test]
+fn burns_optimizer_gets_sums_in_the_type_of_the_weight() {
+    let [armed, ordinary] = [true, false].map(|is_armed| {
+        let mut model = decoder(&MixedPrecision::bf16());
+        let mut sums = ReleaseAccumulator::in_f32();
+        for batch in 0..2 {
+            model = sums.arm(model);
+            let grads = gradients(&model, model.loss(batch));
+            sums.accumulate(&model, grads);
+        }
+        let (mut optim, mut grads) = (adamw().with_gradient_release(), sums.grads());
+        if is_armed {
+            model = optim.arm_accumulated(LR, model, std::mem::take(&mut grads));
+        }
+        bits(&optim.step(LR, model, grads))
+    });
+    assert_bits(&ordinary, &armed, "not armed");
+}
+
 /// The mean over replicas is in f32 until the step, whose states are in one of them.
 #[cfg(feature = "data-parallel")]
 #[test]
