@@ -211,7 +211,9 @@ pub enum ReleaseError {
     /// Two parameters of the model have one id.
     #[error(
         "two parameters of the model, {first} and {second}, share an id, and optimizer states are \
-         kept by id; to tie weights, keep one `Param` and use it in both places"
+         kept by id; to tie weights, keep one `Param` and use it in both places; to keep a copy in the \
+         model (an average, a target), give it ids of its own: `Param::from_mapped_value` with \
+         `ParamId::new()`"
     )]
     DuplicateParam {
         /// Path of the one in the model.

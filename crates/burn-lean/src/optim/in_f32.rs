@@ -70,7 +70,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
             missing == 0,
             "the record has lower bits of {missing} weights that no parameter in this model has: it is \
              that of another model, or of more than this one; give it all modules that the optimizer \
-             has stepped, as a tuple"
+             has stepped, as a tuple, and merge adapters (`materialize`) after it"
         );
         Ok(model)
     }

@@ -95,7 +95,7 @@ impl ReleaseAccumulator {
     /// gradients in f32 the sums are the same. An optimizer that is [armed with
     /// them](crate::ReleaseOptimizer::arm_accumulated) gets the sum rounded to the type of the weight, or
     /// in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients). In an ordinary step it
-    /// gets them as they are.
+    /// gets them as they are, if it computes in f32.
     pub fn in_f32() -> Self {
         let mut session = Session::new(None, None);
         session.sums_in_f32 = true;

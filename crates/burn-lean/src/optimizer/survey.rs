@@ -9,7 +9,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{DType, Device, Shape};
 
 use super::one_param::{Ask, ask, may_refuse};
@@ -374,6 +374,26 @@ impl Survey {
         Ok(())
     }
 
+    /// The parameters in half precision whose gradients are in f32, and whose optimizers compute in
+    /// the type of the weight: Burn's would panic in the middle of the step.
+    pub(super) fn without_f32(
+        &self,
+        optim: &ModuleOptimizer,
+        grads: &GradientsParams,
+    ) -> Vec<ParamId> {
+        let is_wide = |surveyed: &&Surveyed| {
+            let grad = surveyed.param.grad(grads);
+            is_half(surveyed.dtype) && grad.is_some_and(|grad| !is_half(grad.dtype()))
+        };
+        let mut wide = self.params.iter().filter(is_wide).peekable();
+        if wide.peek().is_none() {
+            return Vec::new();
+        }
+        let mut stateless = optim.clone().load_record(OptimizerRecord::default());
+        let without = wide.filter(|surveyed| !surveyed.takes_f32(&mut stateless));
+        without.map(|surveyed| surveyed.param.id).collect()
+    }
+
     /// Checks that the model is the one that was armed: it must hold every slot that `matters`.
     pub(super) fn check_own(
         &self,
@@ -417,6 +437,13 @@ pub(super) fn is_own(session: &Session, found: &Found) -> bool {
 impl Surveyed {
     pub(super) fn path(&self) -> String {
         path_text(&self.param.path)
+    }
+
+    /// Whether an optimizer, whose states are dropped, takes gradients in f32 of the parameter.
+    fn takes_f32(&self, stateless: &mut ModuleOptimizer) -> bool {
+        let one = Shape::from(vec![1; self.param.shape.num_dims()]);
+        let answer = (self.ask)(stateless, &self.param, one, &self.device, self.dtype);
+        answer.takes_f32
     }
 
     /// Whether something was loaded into the base, or computed from it, while the parameter has

@@ -67,6 +67,7 @@ impl ReleaseOptimizer {
             }
         };
         let mut report = self.report(&survey, &mut grads);
+        self.note_in_f32(&survey, &grads);
         let reduced = match self.session.in_flight() {
             Some(in_flight) => {
                 let recipients = self.session.stepper().gradients.recipients();
@@ -108,6 +109,15 @@ impl ReleaseOptimizer {
             };
         }
         Ok(model)
+    }
+
+    /// Notes the gradients in f32, such as sums, that the optimizer gets in the type of the weight.
+    fn note_in_f32(&self, survey: &Survey, grads: &GradientsParams) {
+        let stepper = &mut *self.session.stepper();
+        if let Some(optim) = &stepper.optim {
+            let without = survey.without_f32(optim, grads);
+            stepper.gradients.note_widened(without);
+        }
     }
 
     /// Makes the report of the step. `grads` keeps the gradients that are not stepped with yet.

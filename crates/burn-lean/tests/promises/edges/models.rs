@@ -1,5 +1,6 @@
 //! Models that use their parameters in unusual ways, and several models at once.
 
+use burn::module::ParamId;
 use burn::tensor::activation;
 use burn_lean::clip_grad_norm;
 
@@ -49,13 +50,21 @@ fn two_parameters_with_one_id_are_refused() {
         assert_error!(
             error,
             DuplicateParam,
-            "keep one `Param` and use it in both places"
+            "give it ids of its own: `Param::from_mapped_value` with `ParamId::new()`"
         );
         let (first, second) = ("a".into(), "b".into());
         assert_eq!(error, ReleaseError::DuplicateParam { first, second });
         assert_eq!(bits(&model), before);
         assert!(!optim.is_armed());
     }
+    let (_, base, mapper) = target.consume();
+    let b = Param::from_mapped_value(ParamId::new(), base, mapper);
+    let model = Two { a: online, b };
+    let before = bits_of(model.b.val());
+    let mut optim = adamw().with_gradient_release();
+    let model = release_step(model, &mut optim, |model| model.loss(1));
+    assert_eq!(optim.last_step().unwrap().outcomes().count(), 1);
+    assert_eq!(bits_of(model.b.val()), before);
 }
 
 /// Without a step inside backward they are Burn's: one gradient, which is clipped and unscaled once.

@@ -7,7 +7,7 @@
 
 mod training;
 
-use burn::module::ModuleDisplay;
+use burn::module::{Lora, ModuleDisplay};
 use burn::nn as plain;
 #[cfg(feature = "ndarray")]
 use burn::optim::LionConfig;

@@ -11,13 +11,12 @@ const WIDTH: usize = 64;
 const VOCABULARY: usize = 96;
 const TIME: usize = 12;
 
-/// In the style of Llama.
+/// In the style of Llama, with the embedding as its head.
 #[derive(Module, Debug)]
 struct Decoder {
     embedding: nn::Embedding,
     blocks: Vec<Block>,
     norm: nn::RmsNorm,
-    head: nn::Linear,
 }
 
 #[derive(Module, Debug)]
@@ -49,7 +48,6 @@ impl Decoder {
             embedding: nn::EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
             blocks: (0..2).map(|_| block()).collect(),
             norm: nn::RmsNormConfig::new(WIDTH).init(device),
-            head: linear(WIDTH, VOCABULARY),
         }
     }
 
@@ -61,7 +59,8 @@ impl Decoder {
         let x = checkpoint_each(&self.blocks, x, |block, x| block.forward(x));
         let x = self.norm.forward(x).flatten::<2>(0, 1);
         let loss = CrossEntropyLossConfig::new().init(&x.device());
-        linear_cross_entropy(&loss, x, self.head.weight.val(), None, targets)
+        let head = self.embedding.weight.val().transpose();
+        linear_cross_entropy(&loss, x, head, None, targets)
     }
 }
 
@@ -81,6 +80,8 @@ impl Block {
 
 const STEPS: usize = 4;
 const MICRO_BATCHES: usize = 3;
+/// From this micro-batch on adapters are trained, and nothing else.
+const ADAPTED: usize = 2 * MICRO_BATCHES;
 const RATE: f64 = 3e-3;
 const MAX_NORM: f64 = 0.5;
 const SCALE: f64 = 1024.0;
@@ -89,8 +90,9 @@ fn decoder(precision: &MixedPrecision) -> Decoder {
     precision.cast(seeded(&flex(), Decoder::new)).unwrap()
 }
 
-fn micro_batch(step: usize, of_step: usize) -> usize {
-    step * MICRO_BATCHES + of_step
+fn adapted(precision: &MixedPrecision, model: Decoder) -> Decoder {
+    let model = seeded(&flex(), |_| model.apply_lora(Lora::new(2, 4.0)));
+    precision.cast(model).unwrap()
 }
 
 /// The sum of gradients in half precision, in f32.
@@ -103,7 +105,9 @@ fn sum<M: Module>(model: &M, all: Vec<GradientsParams>) -> GradientsParams {
             let sum = grads
                 .map(|grad| grad.cast(DType::F32))
                 .reduce(|sum, grad| sum + grad);
-            self.1.register(param.id, sum.unwrap());
+            if let Some(sum) = sum {
+                self.1.register(param.id, sum);
+            }
         }
     }
     let mut sum = Sum(all, GradientsParams::new());
@@ -118,11 +122,12 @@ fn by_hand(precision: &MixedPrecision) -> Vec<Bits> {
     let mut optim = optimizer(&model);
     let mut steps = Vec::new();
     for step in 0..STEPS {
-        let grads = |of_step| {
-            let loss = model.loss(micro_batch(step, of_step)) * SCALE;
-            gradients(&model, loss)
-        };
-        let mut sums = sum(&model, (0..MICRO_BATCHES).map(grads).collect());
+        let first = step * MICRO_BATCHES;
+        if first == ADAPTED {
+            model = adapted(precision, model);
+        }
+        let grads = |batch| gradients(&model, model.loss(batch) * SCALE);
+        let mut sums = sum(&model, (first..first + MICRO_BATCHES).map(grads).collect());
         scale(&model, &mut sums, 1.0 / SCALE);
         let norm = clip_global(&model, &mut sums, MAX_NORM);
         assert!(norm > MAX_NORM && norm.is_finite(), "{norm}");
@@ -152,43 +157,76 @@ fn release(model: &Decoder, scaler: &LossScaler) -> ReleaseOptimizer {
 }
 
 /// Release, sums of micro-batches in f32, the exact global norm, the scale of the loss, groups,
-/// scopes, operations and five bytes, stopped and resumed after each step.
+/// scopes, operations, tied weights and five bytes, stopped and resumed after each micro-batch; in the
+/// second half with adapters.
 #[test]
 fn everything_together_is_what_one_computes_by_hand() {
     for precision in [MixedPrecision::bf16(), MixedPrecision::f16()] {
         let expected = by_hand(&precision);
-        let mut model = decoder(&precision);
-        let mut record: Option<(OptimizerRecord, _, _)> = None;
-        for (step, expected) in expected.iter().enumerate() {
+        let mut records: Option<(OptimizerRecord, _, ModuleRecord, ModuleRecord)> = None;
+        for batch in 0..STEPS * MICRO_BATCHES {
             let scaler = scaler();
+            let mut model = decoder(&precision);
             let mut optim = release(&model, &scaler);
-            if let Some((states, transforms, weights)) = record.take() {
-                optim = optim.load_record(states).load_gradient_record(transforms);
-                model = decoder(&precision).load_record(weights);
-            }
             let mut sums = ReleaseAccumulator::in_f32();
-            for of_step in 0..MICRO_BATCHES - 1 {
+            if let Some((states, transforms, weights, window)) = records.take() {
+                if batch > ADAPTED {
+                    model = adapted(&precision, model);
+                }
+                optim = optim.load_record(states).load_gradient_record(transforms);
+                model = model.load_record(weights);
+                sums = sums.load_record(&model, window).unwrap();
+            }
+            if batch == ADAPTED {
+                model = adapted(&precision, model);
+            }
+            let scaled = |model: &Decoder| scaler.scale(model.loss(batch));
+            if (batch + 1).is_multiple_of(MICRO_BATCHES) {
+                let stepped = optim.try_two_passes(RATE, model, sums.grads(), scaled);
+                let loss;
+                (model, loss) = stepped.unwrap_or_else(|refused| panic!("{}", refused.error()));
+                assert_eq!(loss.dtype(), DType::F32);
+                let what = format!("{precision:?}, micro-batch {batch}");
+                assert_bits(&bits(&model), &expected[batch / MICRO_BATCHES], &what);
+            } else {
                 model = sums.arm(model);
-                let loss = scaler.scale(model.loss(micro_batch(step, of_step)));
-                let grads = gradients(&model, loss);
+                let grads = gradients(&model, scaled(&model));
                 sums.accumulate(&model, grads);
             }
-            let last = micro_batch(step, MICRO_BATCHES - 1);
-            let stepped = optim.try_two_passes(RATE, model, sums.grads(), |model| {
-                scaler.scale(model.loss(last))
-            });
-            let loss;
-            (model, loss) = stepped.unwrap_or_else(|refused| panic!("{}", refused.error()));
-            assert_eq!(loss.dtype(), DType::F32);
-            assert_bits(
-                &bits(&model),
-                expected,
-                &format!("{precision:?}, step {step}"),
-            );
-            let weights = model.clone().into_record();
-            record = Some((optim.to_record(), optim.gradient_record(), weights));
+            let window = sums.to_record(&model);
+            let (states, transforms) = (optim.to_record(), optim.gradient_record());
+            records = Some((states, transforms, model.into_record(), window));
         }
     }
+}
+
+/// With the lower bits of the weights from before the adapters.
+#[test]
+fn adapters_are_merged_once_the_weights_are_in_f32() {
+    let bf16 = MixedPrecision::bf16();
+    let five_bytes = AdamWConfig::new().in_five_bytes(7);
+    let mut optim = five_bytes.clone().init().with_gradient_release();
+    let model = release_step(decoder(&bf16), &mut optim, |model| model.loss(0));
+    let before = five_bytes.weights_to_f32(model.clone(), optim.to_record());
+    let before = before.unwrap().embedding.weight.val();
+    let model = release_step(adapted(&bf16, model), &mut optim, |model| model.loss(1));
+
+    // An average is kept in f32, and validated in the model's types.
+    let average = MixedPrecision::to_f32(model.clone()).unwrap();
+    assert!(types(&average).iter().all(|dtype| *dtype == DType::F32));
+    assert_bits(&bits(&bf16.cast(average).unwrap()), &bits(&model), "back");
+
+    let full = five_bytes.weights_to_f32(model.clone(), optim.to_record());
+    let full = full.unwrap();
+    let weight = &full.embedding.weight;
+    assert_eq!(weight.base().into_data(), before.into_data());
+    let merged = weight.val().into_data();
+    assert_eq!(
+        full.materialize().embedding.weight.val().into_data(),
+        merged
+    );
+    let too_late = || five_bytes.weights_to_f32(model.materialize(), optim.to_record());
+    assert_panics(too_late, "merge adapters (`materialize`) after it");
 }
 
 /// Gradients that are given in f32 stay so, as with Burn's optimizer.
@@ -206,6 +244,27 @@ fn gradients_of_the_caller_keep_their_type() {
     let mut release = optimizer(&model).with_gradient_release();
     let found = release.step(RATE, model.clone(), sums());
     assert_bits(&bits(&found), &bits(&expected), "not armed");
+}
+
+/// Burn's optimizers compute in the type of the weight. They get sums in f32 rounded to that, whether a
+/// step was armed with them or gets them.
+#[test]
+fn burns_optimizer_gets_sums_in_the_type_of_the_weight() {
+    let [armed, ordinary] = [true, false].map(|is_armed| {
+        let mut model = decoder(&MixedPrecision::bf16());
+        let mut sums = ReleaseAccumulator::in_f32();
+        for batch in 0..2 {
+            model = sums.arm(model);
+            let grads = gradients(&model, model.loss(batch));
+            sums.accumulate(&model, grads);
+        }
+        let (mut optim, mut grads) = (adamw().with_gradient_release(), sums.grads());
+        if is_armed {
+            model = optim.arm_accumulated(LR, model, std::mem::take(&mut grads));
+        }
+        bits(&optim.step(LR, model, grads))
+    });
+    assert_bits(&ordinary, &armed, "not armed");
 }
 
 /// The mean over replicas is in f32 until the step, whose states are in one of them.

@@ -17,6 +17,8 @@ struct Head {
     tokens: usize,
     width: usize,
     classes: usize,
+    /// The weight is that of an embedding.
+    tied: bool,
     ignored: bool,
     weighted: bool,
     smoothing: Option<f32>,
@@ -58,6 +60,7 @@ impl Head {
             tokens,
             width,
             classes,
+            tied: false,
             ignored: false,
             weighted: false,
             smoothing: None,
@@ -121,9 +124,13 @@ impl Head {
     }
 
     fn split(self, leaves: &[Tensor<1>]) -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
+        let weight = match self.tied {
+            true => shaped(&leaves[1], [self.classes, self.width]).transpose(),
+            false => shaped(&leaves[1], [self.width, self.classes]),
+        };
         (
             shaped(&leaves[0], [self.tokens, self.width]),
-            shaped(&leaves[1], [self.width, self.classes]),
+            weight,
             leaves.get(2).cloned(),
         )
     }
@@ -193,6 +200,7 @@ fn the_loss_is_that_of_burn() {
     for (tokens, width, classes) in [(1, 3, 5), (7, 4, 3), (300, 5, 11), (131, 16, 64)] {
         for options in 0..8_u8 {
             let head = Head {
+                tied: !width.is_multiple_of(2),
                 ignored: options & 1 != 0,
                 weighted: options & 2 != 0,
                 smoothing: (options & 4 != 0).then_some(0.25),

@@ -5,14 +5,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
+use burn::module::Lora;
 use burn::train::checkpoint::{
     Checkpoint, Checkpointer, CheckpointerError, CheckpointingStrategy, FileCheckpointer,
     KeepLastNCheckpoints,
 };
 use burn_lean::train::{BlockingCheckpointingStrategy, release_learner};
 
+use super::equality::grouped_rates;
 use super::harness::{Directory, Mode, Net, OnStep, Training, User, rates};
 use crate::harness::prelude::*;
+
+fn adapted(net: Net) -> Net {
+    let query = net.query.apply_lora(Lora::new(2, 4.0));
+    Net { query, ..net }
+}
 
 /// Saved by one, resumed by the other, and on from there to the weights of the run in one piece.
 #[test]
@@ -26,8 +33,10 @@ fn either_resumes_the_other() {
         (Released, StockWithOurs),
     ];
     let in_windows = Training {
+        model: adapted(Net::without_third_use()),
         accumulation: Some(3),
-        ..Training::without_third_use(User::default())
+        scheduler: grouped_rates,
+        ..Training::new(adamw)
     };
     // With an activation that is used thrice and more, the first pass after a resume has to be
     // asked for exactly.
@@ -41,7 +50,11 @@ fn either_resumes_the_other() {
             Training::without_third_use(User::default()),
             &pairs[..],
         ),
-        ("windows", in_windows, &pairs[..]),
+        (
+            "windows, rates of groups and an adapter",
+            in_windows,
+            &pairs[..],
+        ),
         ("exact", exact, &pairs[2..3]),
     ];
     for (what, training, pairs) in trainings {
@@ -61,13 +74,17 @@ fn either_resumes_the_other() {
                 ..whole.clone()
             };
             begun.run(*first);
+            // What it begins with is not what it goes on with.
+            let model = Net {
+                is_mixed: whole.model.is_mixed,
+                ..Net::new(&flex())
+            };
             let resumed = Training {
                 epochs: 4,
                 checkpoint: Some(2),
-                // What it begins with is not what it goes on with.
-                model: Net {
-                    is_mixed: whole.model.is_mixed,
-                    ..Net::new(&flex())
+                model: match whole.model.query.weight.adapter() {
+                    Some(_) => adapted(model),
+                    None => model,
                 },
                 first_pass: whole.first_pass,
                 ..begun

@@ -35,7 +35,7 @@ fn grouped() -> ModuleOptimizer {
 }
 
 /// Rates of their own for parts of the model.
-fn grouped_rates() -> ModuleLrScheduler {
+pub(super) fn grouped_rates() -> ModuleLrScheduler {
     let linear = LinearLrSchedulerConfig::new(0.1, 0.001, 15);
     let cosine = CosineAnnealingLrSchedulerConfig::new(0.05, 5);
     ModuleLrSchedulerConfig::new(cosine.into())
