@@ -197,7 +197,7 @@ impl Head {
 
 #[test]
 fn the_loss_is_that_of_burn() {
-    for (tokens, width, classes) in [(1, 3, 5), (7, 4, 3), (300, 5, 11), (131, 16, 64)] {
+    for (tokens, width, classes) in [(1, 3_usize, 5), (7, 4, 3), (300, 5, 11), (131, 16, 64)] {
         for options in 0..8_u8 {
             let head = Head {
                 tied: !width.is_multiple_of(2),
