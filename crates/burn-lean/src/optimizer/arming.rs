@@ -17,7 +17,7 @@ use crate::parameter::{Found, Holder, Released};
 use crate::path::{AnyParam, Path};
 use crate::recompute::without_tape;
 use crate::session::{Purpose, Session, Slot};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, node_of};
+use crate::tape::{Holds, node_of};
 
 /// Arms a model that was checked. Takes the sums of earlier micro-batches out of `sums`, except
 /// those of parameters that are not armed.
@@ -253,20 +253,39 @@ fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> P
 fn weight_to_save<const D: usize>(slot: &Weak<Slot>, leaf: NodeId, base: Tensor<D>) -> Tensor<D> {
     let placeholder = base.clone().into_dispatch();
     let node = node_of(&placeholder);
-    if node != Some(leaf) && !is_placeholder(&placeholder) {
-        assert!(
-            !is_computed_from_placeholder(&placeholder),
-            "gradient release: this record would be of something computed from the placeholders of \
-             an armed model; compute from `copy.materialize()`, or between `step` and `arm`"
-        );
-        return base;
-    }
     // With adapters, the slot may be armed anew since.
     let slot = slot.upgrade().filter(|slot| slot.leaf_id() == leaf);
+    let holds = match base.dtype().is_float() {
+        _ if node == Some(leaf) => Holds::Placeholder,
+        true => Holds::of_armed(&placeholder),
+        false if is_quantized_placeholder(slot.as_deref(), base.clone()) => Holds::Computed,
+        false => Holds::Weight,
+    };
+    assert!(
+        holds != Holds::Computed,
+        "gradient release: this record would be of something computed from the placeholders of an \
+         armed model; compute from `copy.materialize()`, or between `step` and `arm`"
+    );
+    if holds == Holds::Weight {
+        return base;
+    }
     let weight = slot.and_then(|slot| slot.weight_behind(node));
     Tensor::from_dispatch(weight.expect(
         "gradient release: this record would be of an armed model or of a copy that was taken \
          while it was armed, and both exist with different weights; save after `step`, or save \
          `copy.materialize()`",
     ))
+}
+
+/// Whether what is quantized was a placeholder: its NaN became zeros, and a weight has others. An
+/// ordinary model that was made of a copy keeps the mapper, and may be quantized.
+fn is_quantized_placeholder<const D: usize>(slot: Option<&Slot>, base: Tensor<D>) -> bool {
+    let is_zero = |weight: Tensor<D>| {
+        let data = weight.into_data();
+        let mut numbers = data.iter::<f32>();
+        numbers.all(|number| number == 0.0 || number.is_nan())
+    };
+    let weights = slot.map_or_else(Vec::new, Slot::weights);
+    let mut weights = weights.into_iter().map(Tensor::<D>::from_dispatch);
+    is_zero(base.dequantize()) && !weights.all(is_zero)
 }

@@ -327,6 +327,16 @@ impl Slot {
         copies.iter().all(is_same).then(|| first.weight.clone())
     }
 
+    /// The weight of now, and those that copies of the model have.
+    pub(crate) fn weights(&self) -> Vec<DispatchTensor> {
+        let state = self.reduced_state();
+        let copies = state.snapshots.iter().chain(&state.moved);
+        let copies = copies.filter_map(Weak::upgrade);
+        let now = state.weight.is_here();
+        let now = now.then(|| state.weight.get(&self.path()));
+        copies.map(|copy| copy.weight.clone()).chain(now).collect()
+    }
+
     /// Puts the parameter on the model's tape. `directly` is false for a recomputed scope.
     pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> DispatchTensor {
         let session = self.session();
