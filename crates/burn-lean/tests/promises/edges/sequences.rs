@@ -42,7 +42,8 @@ const LEFT_OUT: &[&str] = &[
 
 /// What plain Burn has otherwise by design: the old weights between backward and `step`.
 fn has_new_weights(name: &str) -> bool {
-    ["model.clone", "model.valid"].contains(&name) || name.starts_with("model.into_record")
+    let copies = ["model.clone", "model.valid", "model = clone", "model = fork"];
+    copies.contains(&name) || name.starts_with("model.into_record")
 }
 
 /// A refusal after which the model is half old, half new, or another one: the walk ends.
