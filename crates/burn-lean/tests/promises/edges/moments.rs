@@ -407,6 +407,11 @@ impl Run {
         self.window == Window::Outside && !self.optim.is_armed()
     }
 
+    /// Whether the group of the rows is frozen.
+    pub(super) fn is_frozen(&self) -> bool {
+        !self.plain.first.weight.is_require_grad()
+    }
+
     pub(super) fn forward(&mut self, batch: usize) {
         let loss = self.way.loss(self.model(), batch);
         self.losses = Some((self.plain.loss(batch), loss));

@@ -84,6 +84,8 @@ fn walk(way: Way, calls: &[&str]) -> String {
             "backward" => run.losses.is_some(),
             // A model that has lost the way to a slot reads NaN until it is refused.
             "param.set_require_grad" => run.is_ordinary(),
+            // Another optimizer takes its place, and its sums of what was frozen since go with it.
+            "drop(optim)" | "optim.load_record" => !run.is_frozen(),
             // Its weights get new leaves; and after backward it has the new weights, as a copy has.
             "model = materialize" => run.losses.is_none() && run.grads.is_none(),
             name => run.grads.is_none() || !has_new_weights(name),
