@@ -42,7 +42,12 @@ const LEFT_OUT: &[&str] = &[
 
 /// What plain Burn has otherwise by design: the old weights between backward and `step`.
 fn has_new_weights(name: &str) -> bool {
-    let copies = ["model.clone", "model.valid", "model = clone", "model = fork"];
+    let copies = [
+        "model.clone",
+        "model.valid",
+        "model = clone",
+        "model = fork",
+    ];
     copies.contains(&name) || name.starts_with("model.into_record")
 }
 
