@@ -84,6 +84,8 @@ fn draw(seed: u64, length: usize) -> (Way, Vec<&'static str>) {
 /// or refused.
 fn walk(way: Way, calls: &[&str]) -> String {
     let mut run = Run::at(way, Moment::Unarmed);
+    // Whoever has got the gradients since.
+    let mut is_stepped = false;
     for name in calls.iter().copied() {
         let is_possible = match name {
             "backward" => run.losses.is_some(),
@@ -93,7 +95,7 @@ fn walk(way: Way, calls: &[&str]) -> String {
             "drop(optim)" | "optim.load_record" => !run.is_frozen(),
             // Its weights get new leaves; and after backward it has the new weights, as a copy has.
             "model = materialize" => run.losses.is_none() && run.grads.is_none(),
-            name => run.grads.is_none() || !has_new_weights(name),
+            name => !(is_stepped || run.grads.is_some()) || !has_new_weights(name),
         };
         if !is_possible {
             continue;
@@ -113,7 +115,7 @@ fn walk(way: Way, calls: &[&str]) -> String {
             name => CALLS.iter().find(|(call, _)| *call == name).unwrap().1,
         };
         match panic_of(|| way.make(call, &mut run)) {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => is_stepped = run.is_armed() && (is_stepped || name == "backward"),
             Ok(Err(error)) => {
                 let kind = kind(&error);
                 if is_final(&kind) {
