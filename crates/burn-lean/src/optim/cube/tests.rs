@@ -85,7 +85,8 @@ fn a_matrix_without_rows_is_rounded_and_split() {
 
 #[test]
 fn rounding_is_in_place() {
-    let (shape, device) = ([1024, 1024], Device::wgpu(Default::default()));
+    // 16 MiB, of which other tests that run at the same time take a small part.
+    let (shape, device) = ([4096, 1024], Device::wgpu(Default::default()));
     let reserved = || {
         device.sync().unwrap();
         let usage = device.memory_pool_usage();
@@ -96,6 +97,6 @@ fn rounding_is_in_place() {
     device.memory_cleanup();
     let before = reserved();
     let rounded = round_stochastically(exact, Noise::of_step(1, 1));
-    assert!(reserved() < before + 1024 * 1024);
+    assert!(reserved() < before + 8 * 1024 * 1024);
     drop(rounded);
 }
