@@ -100,12 +100,20 @@ impl Checksum {
         Ok(Self { file, run })
     }
 
-    /// Writes it beside the file, to which it may have been renamed since.
+    /// Gives the file, once it is written, its name, in place of one that is there, and writes the
+    /// checksum beside it.
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
-    pub fn write(&self, file: &Path) -> io::Result<()> {
+    /// If the disk does not take them, or a checksum that is there cannot be removed.
+    pub fn publish(&self, unfinished: &Path, file: &Path) -> io::Result<()> {
+        // Never beside a file that it is not of: killed in between, there is none.
+        remove(&path_of(file))?;
+        publish(unfinished, file)?;
+        self.write(file)
+    }
+
+    fn write(&self, file: &Path) -> io::Result<()> {
         let name = name_of(file);
         let run = self.run.iter().map(|run| format!("{RUN}{run}\n"));
         let text = run.collect::<String>() + &format!("{}  {name}\n", self.file);

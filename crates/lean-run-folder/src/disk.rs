@@ -15,7 +15,7 @@ use crate::{UNFINISHED, error::at};
 /// # Errors
 ///
 /// If the file is not there, or the disk does not take it.
-pub fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
+pub(crate) fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
     sync(unfinished)?;
     fs::rename(unfinished, file)?;
     match cfg!(unix) {

@@ -12,7 +12,7 @@ mod lock;
 mod settings;
 
 pub use checkpoints::Checkpoints;
-pub use disk::{folder_of, publish, remove, write_json};
+pub use disk::{folder_of, remove, write_json};
 pub use error::{CannotWrite, FolderError, SettingsError};
 pub use exit::{CANNOT_WRITE, FAILURE, fail, note};
 pub use folder::RunFolder;

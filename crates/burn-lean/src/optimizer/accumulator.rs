@@ -125,8 +125,7 @@ impl ReleaseAccumulator {
         let survey = Survey::of(&model);
         let checked = self
             .check_accumulated()
-            .and_then(|()| survey.check(&self.session))
-            .and_then(|()| survey.check_lost(&self.session, &model));
+            .and_then(|()| survey.check(&self.session, &model));
         if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }

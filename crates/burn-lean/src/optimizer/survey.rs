@@ -15,6 +15,7 @@ use burn::tensor::{DType, Device, Shape};
 use super::one_param::{Ask, ask, may_refuse};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
+use crate::gradients::Answer;
 use crate::parameter::{Found, Holder, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::recompute::{Mode, mode};
@@ -144,7 +145,11 @@ impl Survey {
     }
 
     /// Checks that the model can be armed.
-    pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
+    pub(super) fn check<M: Module>(
+        &self,
+        session: &Session,
+        model: &M,
+    ) -> Result<(), ReleaseError> {
         check_outside_of_scopes()?;
         self.check_duplicate()?;
         self.check_computed()?;
@@ -172,7 +177,7 @@ impl Survey {
                 });
             }
         }
-        Ok(())
+        self.check_lost(session, model)
     }
 
     /// Checks that no parameter was computed from placeholders.
@@ -328,8 +333,7 @@ impl Survey {
         let has_bf16 = |surveyed: &Surveyed| surveyed.device.supports_dtype(DType::BF16);
         let params = new.iter().map(|it| (&it.param, has_bf16(it)));
         let refusing = may_refuse(optim, params);
-        // With the settings and the groups of the optimizer, and none of its states.
-        let mut stateless = optim.clone().load_record(OptimizerRecord::default());
+        let mut stateless = stateless(optim);
         let mut optim = optim.clone();
         for surveyed in new {
             let Surveyed {
@@ -351,10 +355,7 @@ impl Survey {
                 }
                 // Not the others: their step may draw random numbers.
                 (false, false) => continue,
-                (false, true) => {
-                    let one = Shape::from(vec![1; param.shape.num_dims()]);
-                    ask(&mut stateless, param, one, device, *dtype)
-                }
+                (false, true) => surveyed.ask_of_one(&mut stateless),
             };
             if let Some(reason) = answer.refusal {
                 return Err(ReleaseError::NotSteppable { path, reason });
@@ -389,8 +390,8 @@ impl Survey {
         if wide.peek().is_none() {
             return Vec::new();
         }
-        let mut stateless = optim.clone().load_record(OptimizerRecord::default());
-        let without = wide.filter(|surveyed| !surveyed.takes_f32(&mut stateless));
+        let mut stateless = stateless(optim);
+        let without = wide.filter(|surveyed| !surveyed.ask_of_one(&mut stateless).takes_f32);
         without.map(|surveyed| surveyed.param.id).collect()
     }
 
@@ -427,6 +428,11 @@ pub(super) fn check_outside_of_scopes() -> Result<(), ReleaseError> {
     }
 }
 
+/// The settings and the groups of an optimizer, and none of its states.
+fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
+    optim.clone().load_record(OptimizerRecord::default())
+}
+
 /// Whether a slot that was found in a model is of a session.
 pub(super) fn is_own(session: &Session, found: &Found) -> bool {
     let slots = session.slots();
@@ -439,11 +445,10 @@ impl Surveyed {
         path_text(&self.param.path)
     }
 
-    /// Whether an optimizer, whose states are dropped, takes gradients in f32 of the parameter.
-    fn takes_f32(&self, stateless: &mut ModuleOptimizer) -> bool {
+    /// Asks an optimizer without states, of one element of the parameter.
+    fn ask_of_one(&self, stateless: &mut ModuleOptimizer) -> Answer {
         let one = Shape::from(vec![1; self.param.shape.num_dims()]);
-        let answer = (self.ask)(stateless, &self.param, one, &self.device, self.dtype);
-        answer.takes_f32
+        (self.ask)(stateless, &self.param, one, &self.device, self.dtype)
     }
 
     /// Whether something was loaded into the base, or computed from it, while the parameter has

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
-    disk::{publish, remove, sync},
+    disk::{remove, sync},
     error::at,
 };
 
@@ -140,11 +140,8 @@ impl Checkpoints {
     fn publish(&self, epoch: usize, parts: Vec<Written>) -> io::Result<()> {
         self.remove(epoch)?;
         parts.into_iter().try_for_each(|part| {
-            // Never beside a file that it is not of: killed in between, there is none.
-            remove(&checksum::path_of(&part.file))?;
-            publish(&part.unfinished, &part.file)
-                .and_then(|()| part.checksum.write(&part.file))
-                .map_err(|error| at(&part.file, &error))
+            let published = part.checksum.publish(&part.unfinished, &part.file);
+            published.map_err(|error| at(&part.file, &error))
         })
     }
 

@@ -13,7 +13,7 @@ use burn::{
 use lean_run_folder::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
-    folder_of, publish, remove,
+    folder_of, remove,
 };
 use serde::{
     Serialize,
@@ -95,11 +95,7 @@ impl<R> AtomicFileRecorder<R> {
     }
 
     fn publish(&self, written: &Path, file: &Path) -> io::Result<()> {
-        let checksum = Checksum::new(written, self.run.clone())?;
-        // Never beside a file that it is not of: killed in between, there is none.
-        remove(&checksum::path_of(file))?;
-        publish(written, file)?;
-        checksum.write(file)?;
+        Checksum::new(written, self.run.clone())?.publish(written, file)?;
         // As `optim-3.mpk` where this is of `model-4.mpk`.
         let is_own = |name: &str| {
             let epoch = name

@@ -204,8 +204,7 @@ impl ReleaseOptimizer {
     fn check_arm<M: Module>(&self, model: &M) -> Result<Survey, ReleaseError> {
         self.check_unfinished()?;
         let survey = Survey::of(model);
-        survey.check(&self.session)?;
-        survey.check_lost(&self.session, model)?;
+        survey.check(&self.session, model)?;
         self.check_settings(model, &survey)?;
         Ok(survey)
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
 use burn::train::{LearnerModel, SupervisedTraining};
 use lean_run_folder::checksum::{self, Checksum, digest_of_run};
-use lean_run_folder::{UNFINISHED, publish, remove};
+use lean_run_folder::{UNFINISHED, remove};
 
 /// Burn's file checkpointer, with the SHA-256 of each file beside it (`model-3.bpk.sha256`, for
 /// `sha256sum -c` too). What the disk has changed since is refused, and so is what a run with
@@ -45,16 +45,6 @@ impl CheckedFileCheckpointer {
     fn file(&self, epoch: usize) -> PathBuf {
         self.folder.join(format!("{}-{epoch}.bpk", self.name))
     }
-
-    /// Gives a file that is written the name of an epoch, in place of one that is there.
-    fn publish(&self, written: &Path, epoch: usize) -> io::Result<()> {
-        let file = self.file(epoch);
-        let checksum = Checksum::new(written, self.run.clone())?;
-        // Never beside a file that it is not of: killed in between, there is none.
-        remove(&checksum::path_of(&file))?;
-        publish(written, &file)?;
-        checksum.write(&file)
-    }
 }
 
 impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
@@ -63,7 +53,8 @@ impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
         let unfinished = Self::new(&self.folder, &format!("{UNFINISHED}{}", self.name));
         let written = unfinished.file(epoch);
         let saved = unfinished.files().save(epoch, record).and_then(|()| {
-            let published = self.publish(&written, epoch);
+            let published = Checksum::new(&written, self.run.clone())
+                .and_then(|checksum| checksum.publish(&written, &self.file(epoch)));
             published.map_err(CheckpointerError::IOError)
         });
         saved.inspect_err(|_| {
