@@ -90,6 +90,21 @@ pub enum ReleaseError {
     )]
     NoForward,
 
+    /// The loss does not come from the model.
+    #[error(
+        "no parameter of the model is in the graph of the loss: it is the loss of another model, or \
+         of this one before its last step, or it was detached; compute the loss with the model that is \
+         given"
+    )]
+    NotInGraph,
+
+    /// The gradients of a backward pass cannot be followed.
+    #[error("{reason}")]
+    Tape {
+        /// The reason, and the way out.
+        reason: String,
+    },
+
     /// The model is not the one whose parameters were stepped or have sums.
     #[error(
         "{path} was stepped inside backward, or has sums of earlier micro-batches, but the model \

@@ -7,7 +7,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::module::ParamId;
 
-use crate::tape::{self, Clock, Reached};
+use crate::tape::{self, Clock, ReachedOrders as Reached};
 
 /// Where backward steps a parameter in the first pass of a model, whose tape is not known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -47,6 +47,7 @@ compile_error!(
 );
 
 mod backend;
+mod backward;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
 mod error;
@@ -65,6 +66,7 @@ mod parameter;
 mod path;
 mod recompute;
 mod reduction;
+mod release;
 mod session;
 mod tape;
 #[cfg(feature = "timeline")]
@@ -73,6 +75,7 @@ pub mod timeline;
 pub mod train;
 mod wide;
 
+pub use backward::derived;
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
 pub use error::{Refused, ReleaseError};
@@ -97,6 +100,14 @@ pub use recompute::{
     checkpoint_encoder, checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
+
+/// Gradient release by value: the weights stay in the model between two calls.
+pub mod value {
+    pub use crate::release::{
+        Accumulating, Measuring, Outcome, Part, ReleaseOptimizer, StepReport, Stepping,
+        WithGradientRelease, backward, try_backward,
+    };
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

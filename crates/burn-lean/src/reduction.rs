@@ -157,6 +157,16 @@ impl InFlight {
         &self.reduction
     }
 
+    /// Refuses to go on after an error.
+    pub(crate) fn check(&self) -> Result<(), ReleaseError> {
+        lock(&self.failed).clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether the gradients of this pass are reduced in the order of an earlier one.
+    pub(crate) fn has_order(&self) -> bool {
+        lock(&self.turns).is_some()
+    }
+
     /// Begins a backward pass, in which gradients are reduced in the order of the one before.
     pub(crate) fn begin_pass(&self) {
         self.note_completed();

@@ -4,6 +4,7 @@
 mod asked;
 mod clipping;
 mod norm;
+mod pipeline;
 mod plain;
 mod record;
 mod scaler;
@@ -13,6 +14,7 @@ pub(crate) use asked::{Answer, asked};
 #[cfg(feature = "optim")]
 pub(crate) use asked::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub(crate) use pipeline::{Pipeline, Transformed};
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;
 #[cfg(any(feature = "data-parallel", feature = "train"))]

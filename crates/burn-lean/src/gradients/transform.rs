@@ -100,6 +100,14 @@ pub struct GradNorm {
 }
 
 impl GradNorm {
+    pub(crate) fn new(norm: f64, coefficient: f64) -> Self {
+        Self {
+            norm,
+            coefficient,
+            is_plain: true,
+        }
+    }
+
     /// The global norm, before clipping and without the scale of the loss. Not a number, or
     /// infinite, if a gradient has overflowed: then no step is taken.
     pub fn norm(&self) -> f64 {

@@ -17,13 +17,13 @@ mod survey;
 #[cfg(feature = "data-parallel")]
 pub(crate) use restoring::as_param;
 pub(crate) use restoring::with_value;
+pub(crate) use survey::stateless;
 
 pub use accumulator::ReleaseAccumulator;
 #[cfg(feature = "train")]
 pub(crate) use handover::Handover;
 #[cfg(feature = "data-parallel")]
 pub(crate) use one_param::record_of;
-#[cfg(any(feature = "timeline", feature = "train"))]
-pub(crate) use one_param::step_one;
+pub(crate) use one_param::{Ask, ask, may_refuse, step_one};
 pub use release_optimizer::{IntoModuleOptimizer, ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};

@@ -101,10 +101,10 @@ pub(super) fn step<const D: usize>(
 }
 
 /// Asks the optimizer of a parameter of rank `D` whether it steps a weight of this shape and type.
-pub(super) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
+pub(crate) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
 
 /// An [`Ask`], for an optimizer whose states are dropped.
-pub(super) fn ask<const D: usize>(
+pub(crate) fn ask<const D: usize>(
     optim: &mut ModuleOptimizer,
     param: &AnyParam,
     shape: Shape,
@@ -124,7 +124,7 @@ pub(super) fn ask<const D: usize>(
 ///
 /// Found by the states that a record without any is read into, as a step may have effects.
 #[cfg(feature = "optim")]
-pub(super) fn may_refuse<'a>(
+pub(crate) fn may_refuse<'a>(
     optim: &ModuleOptimizer,
     params: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {
@@ -157,7 +157,7 @@ pub(super) fn may_refuse<'a>(
 
 /// The parameters that have optimizers which do not step every parameter.
 #[cfg(not(feature = "optim"))]
-pub(super) fn may_refuse<'a>(
+pub(crate) fn may_refuse<'a>(
     _: &ModuleOptimizer,
     _: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {

@@ -429,7 +429,7 @@ pub(super) fn check_outside_of_scopes() -> Result<(), ReleaseError> {
 }
 
 /// The settings and the groups of an optimizer, and none of its states.
-fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
+pub(crate) fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
     optim.clone().load_record(OptimizerRecord::default())
 }
 

@@ -76,6 +76,9 @@ where
     if mode() == Mode::Recording {
         return seeded(module, input, forward);
     }
+    if !is_armed(module) {
+        return super::by_value::checkpoint(module, input, forward);
+    }
     let mut inputs = Inputs::default();
     let constant = input
         .clone()
@@ -179,7 +182,7 @@ where
 }
 
 /// Returns the floats with autodiff among tensors, too.
-fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
+pub(super) fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
     let mut floats = Vec::new();
     let tensors = tensors.map(&mut MapTensor(&mut |tensor| {
         floats.extend(is_autodiff_float(&tensor).then(|| tensor.clone()));
@@ -188,30 +191,30 @@ fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
     (tensors, floats)
 }
 
-fn outline(float: &DispatchTensor) -> Outline {
+pub(super) fn outline(float: &DispatchTensor) -> Outline {
     Outline::of(&plain(float.clone()))
 }
 
 /// The analysed input of a scope.
 #[derive(Default)]
-struct Inputs {
+pub(super) struct Inputs {
     device: Option<Device>,
     /// Whether its device computes while the program goes on.
-    reading_waits: bool,
+    pub(super) reading_waits: bool,
     /// Each float of the input, if it needs a gradient.
-    tracked: Vec<Option<DispatchTensor>>,
+    pub(super) tracked: Vec<Option<DispatchTensor>>,
 }
 
 impl Inputs {
     /// The device of the scope, if it is one with autodiff.
-    fn device_of<M: Module>(&self, module: &M) -> Option<Device> {
+    pub(super) fn device_of<M: Module>(&self, module: &M) -> Option<Device> {
         let device = self.device.clone();
         let device = device.or_else(|| module.devices().into_iter().next());
         device.filter(Device::is_autodiff)
     }
 
     /// Returns the tensor as a constant.
-    fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
+    pub(super) fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
         if !is_autodiff_float(&tensor) {
             return tensor;
         }
@@ -224,7 +227,7 @@ impl Inputs {
     }
 }
 
-fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
+pub(super) fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
     tensor.autodiff != DispatchAutodiffContext::Disabled && tensor.dtype().is_float()
 }
 
@@ -235,6 +238,12 @@ struct Armed {
     own: HashSet<NodeId>,
     /// The places of those that were frozen, or got another leaf, while they were armed.
     apart: HashSet<usize>,
+}
+
+fn is_armed<M: Module>(module: &M) -> bool {
+    struct Nothing;
+    impl ModuleVisitor for Nothing {}
+    !find(module, &mut Nothing).is_empty()
 }
 
 fn armed_in<M: Module>(module: &M) -> Armed {

@@ -1,6 +1,7 @@
 //! Scopes whose activations backward recomputes.
 
 mod budget;
+mod by_value;
 mod checkpoint;
 mod layers;
 mod node;
@@ -8,6 +9,7 @@ mod outline;
 mod random;
 mod running;
 mod scope;
+mod scope_node;
 mod tensors;
 mod two_passes;
 
@@ -23,3 +25,11 @@ pub(crate) use random::forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};
 pub use tensors::{MapTensor, Tensors};
 pub use two_passes::TwoPasses;
+
+/// Refuses what would have to wait for itself in a scope.
+pub(crate) fn check_outside_of_scopes() -> Result<(), crate::error::ReleaseError> {
+    match mode() {
+        Mode::Tape => Ok(()),
+        Mode::Recording | Mode::Replaying => Err(crate::error::ReleaseError::InScope),
+    }
+}

@@ -22,7 +22,7 @@ use crate::recompute::scope::{
 };
 use crate::session::Slot;
 use crate::tape::{
-    ARMING_HAS_ENDED, Zeros, guard, is_tracked, leaf, node, node_of, register, rung, take_sum,
+    ARMING_HAS_ENDED, Zeros, gathered, guard, is_tracked, leaf, node, node_of, register, take_sum,
 };
 
 pub(crate) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
@@ -95,27 +95,6 @@ struct Scope {
 /// The gradients that the nodes of the outputs have received, by the index of the output. The nodes
 /// have one order, so they run as Burn has reached them.
 type OutputGrads = Arc<Mutex<Vec<(usize, DispatchTensor)>>>;
-
-/// Number of parents of one node. More parents are combined by nodes that compute nothing.
-const WIDTH: usize = 16;
-
-/// Combines guards into one array, which begins with the first ones unchanged.
-fn gathered(
-    mut guards: Vec<NodeGuard>,
-    scalar: &DispatchTensor,
-    autodiff: DispatchAutodiffContext,
-) -> [NodeGuard; WIDTH] {
-    while guards.len() > WIDTH {
-        let rest = guards.split_off(guards.len() - WIDTH);
-        let rest: [NodeGuard; WIDTH] = rest.try_into().expect("as many as asked for");
-        // The node above it gives its parents their gradients.
-        guards.push(guard(&node(scalar.clone(), rest, autodiff, |_| {})));
-    }
-    while guards.len() < WIDTH {
-        guards.push(rung(0, scalar));
-    }
-    guards.try_into().expect("filled up")
-}
 
 fn id_of(tensor: &DispatchTensor) -> NodeId {
     node_of(tensor).expect("a tensor of a tape has a node")

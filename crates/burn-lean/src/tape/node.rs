@@ -187,6 +187,30 @@ pub(crate) fn node<const N: usize>(
     }
 }
 
+/// Number of parents of one node. More parents are combined by nodes that compute nothing.
+pub(crate) const WIDTH: usize = 16;
+
+/// Combines guards into one array, which begins with the first ones unchanged. `scalar` is any number
+/// on their backend.
+pub(crate) fn gathered(
+    mut guards: Vec<NodeGuard>,
+    scalar: &DispatchTensor,
+    autodiff: DispatchAutodiffContext,
+) -> [NodeGuard; WIDTH] {
+    while guards.len() > WIDTH {
+        let rest = guards.split_off(guards.len() - WIDTH);
+        let rest: [NodeGuard; WIDTH] = rest.try_into().expect("as many as asked for");
+        // The node above it gives its parents their gradients.
+        guards.push(guard(&node(scalar.clone(), rest, autodiff, |_| {})));
+    }
+    if guards.len() < WIDTH {
+        // It needs no gradient, so that it is no parent on the tape.
+        let unused = constant(scalar.clone(), autodiff);
+        guards.resize_with(WIDTH, || guard(&unused));
+    }
+    guards.try_into().expect("filled up")
+}
+
 /// Takes the sum of the gradients of a node, which has one, on the backend of `like`.
 pub(super) fn consume<const N: usize>(
     grads: &mut Gradients,

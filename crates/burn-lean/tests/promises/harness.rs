@@ -10,7 +10,7 @@ use burn::optim::{
     AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, SgdConfig,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::{FirstPass, Outcome, ReleaseOptimizer, StepReport, WithGradientRelease};
+use burn_lean::{FirstPass, Outcome, ReleaseOptimizer, StepReport};
 
 /// What most tests need.
 pub(crate) mod prelude {
@@ -407,9 +407,20 @@ pub(crate) fn both_ways<M: Module>(
     let mut runs = Vec::new();
     for (name, optim) in optims {
         let (_, expected) = plain_run(make(), &mut optim(), 0..steps, &loss);
+        let by_value = by_value_run(make(), optim(), 0..steps, &loss, &expected, name);
+        for report in &by_value {
+            use burn_lean::value::Outcome;
+            let late = report.count(Outcome::AtEnd) + report.count(Outcome::Skipped);
+            assert_eq!(late, 0, "{name}: {report:?}");
+            assert!(report.count(Outcome::Released) > 0, "{name}: {report:?}");
+            if report.in_place() < report.count(Outcome::Released) {
+                println!("IN PLACE {name}: {report:?}");
+            }
+        }
         for first_pass in first_passes.iter().copied() {
             let what = format!("{name}, {first_pass:?}");
-            let mut release = optim().with_gradient_release().with_first_pass(first_pass);
+            let optim = ReleaseOptimizer::from(optim());
+            let mut release = optim.with_first_pass(first_pass);
             let (_, reports) = release_run(make(), &mut release, 0..steps, &loss, &expected, &what);
             runs.push(Run {
                 what,
@@ -419,4 +430,25 @@ pub(crate) fn both_ways<M: Module>(
         }
     }
     runs
+}
+
+/// Trains with gradient release, and compares each step with `expected`. What each step did.
+pub(crate) fn by_value_run<M: Module>(
+    mut model: M,
+    optim: ModuleOptimizer,
+    steps: Range<usize>,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+    expected: &[Bits],
+    what: &str,
+) -> Vec<burn_lean::value::StepReport> {
+    use burn_lean::value::WithGradientRelease;
+    let mut optim = optim.with_gradient_release();
+    let mut reports = Vec::new();
+    for (step, expected) in steps.zip(expected) {
+        let loss = loss(&model, step);
+        model = optim.backward(LR, loss, model);
+        assert_bits(&bits(&model), expected, &format!("{what}, after step {step}"));
+        reports.push(optim.last_step().expect("a step has run").clone());
+    }
+    reports
 }

@@ -1,0 +1,390 @@
+//! The leaves whose gradients are awaited on this thread, and who awaits them.
+//!
+//! Burn calls a [`DistributedRegistration`] after each addition to a gradient. One of ours takes what
+//! was added, and adds it to the sum so far as Burn does. How many additions are to come is
+//! [counted](super::counts) when backward begins.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::Tensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::grads::{DistributedRegistration, Gradients};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorPrimitive,
+};
+use burn::tensor::Gradients as TensorGradients;
+use burn::tensor::container::TensorContainer;
+
+use super::counts::count;
+use super::derived;
+use crate::backend::{added, kind_of_backend, plain, with_backend};
+use crate::tape::{Reached, guard, node, node_of, register};
+
+/// Receives complete gradients.
+pub(crate) trait Owner {
+    /// Whether the gradient can be used now.
+    fn readiness(&self, _place: usize) -> Readiness {
+        Readiness::Ready
+    }
+
+    /// Backward begins. The gradient of this leaf will be registered so often.
+    fn begins(&self, _place: usize, _registrations: usize) {}
+
+    /// The gradient is complete.
+    fn complete(&self, place: usize, grad: DispatchTensor);
+
+    /// Backward has ended, and fewer registrations came than the leaf has uses: this is their sum.
+    fn is_left(&self, place: usize, grad: Option<DispatchTensor>);
+
+    /// More registrations came than the leaf has uses.
+    fn is_added_to(&self, place: usize);
+}
+
+/// Whether a complete gradient can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Ready,
+    /// The operation that registered it may still hold the weight.
+    WeightIsShared,
+    /// The owner runs somebody else's code.
+    Busy,
+}
+
+/// A leaf whose gradient is awaited.
+struct Awaited {
+    owner: Rc<dyn Owner>,
+    /// Where the owner has it.
+    place: usize,
+    take: TakeGradient,
+    /// The sum of the registrations so far.
+    partial: Option<DispatchTensor>,
+    /// How many registrations are to come.
+    left: usize,
+    is_complete: bool,
+}
+
+/// Takes a gradient out of Burn's container.
+pub(crate) type TakeGradient = fn(&mut TensorContainer<u64>, u64) -> Option<DispatchTensor>;
+
+#[derive(Default)]
+struct Awaiting {
+    frames: usize,
+    by_leaf: HashMap<u64, Awaited>,
+    /// Complete gradients that wait for their weight, and how many registrations they have waited for.
+    waiting: Vec<(u64, usize)>,
+}
+
+thread_local! {
+    /// Of this thread, because Burn runs a backward pass on the thread that asks for it, and gives the
+    /// nodes of scopes nothing of ours.
+    static AWAITING: RefCell<Awaiting> = RefCell::default();
+}
+
+/// An operation may hold a weight until it has registered the gradients of its other parents:
+/// convolutions register two more.
+const PATIENCE: usize = 2;
+
+/// Leaves that are awaited until this is dropped.
+pub struct Frame {
+    leaves: Vec<u64>,
+}
+
+impl Frame {
+    pub(crate) fn new() -> Self {
+        AWAITING.with_borrow_mut(|awaiting| awaiting.frames += 1);
+        Self { leaves: Vec::new() }
+    }
+
+    pub(crate) fn leaves(&self) -> Vec<u64> {
+        self.leaves.clone()
+    }
+
+    /// Awaits the gradient of a leaf. Goes on from the sum of `partial`. Of
+    /// two owners of one leaf the first gets its gradient, as with Burn's `GradientsParams`.
+    pub(crate) fn wait_for(
+        &mut self,
+        leaf: u64,
+        take: TakeGradient,
+        partial: Option<DispatchTensor>,
+        owner: Rc<dyn Owner>,
+        place: usize,
+    ) {
+        if wait_for(leaf, take, partial, owner, place, 0) {
+            self.leaves.push(leaf);
+        }
+    }
+
+    /// Gives the owners what backward has left.
+    pub(crate) fn finish(&self) {
+        let own = AWAITING.with_borrow_mut(|awaiting| {
+            let waiting = std::mem::take(&mut awaiting.waiting);
+            let (own, others) = waiting
+                .into_iter()
+                .partition::<Vec<_>, _>(|(leaf, _)| self.leaves.contains(leaf));
+            awaiting.waiting = others;
+            own
+        });
+        own.into_iter().for_each(|(leaf, _)| complete(leaf));
+        for leaf in &self.leaves {
+            let left = AWAITING.with_borrow_mut(|awaiting| {
+                let awaited = awaiting.by_leaf.get_mut(leaf)?;
+                let partial = awaited.partial.take();
+                let is_left = !awaited.is_complete;
+                is_left.then(|| (awaited.owner.clone(), awaited.place, partial))
+            });
+            if let Some((owner, place, partial)) = left {
+                owner.is_left(place, partial);
+            }
+        }
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        // The thread may be about to end.
+        let left = AWAITING.try_with(|awaiting| {
+            let awaiting = &mut *awaiting.borrow_mut();
+            awaiting.frames -= 1;
+            // Functions of parameters, which belong to no frame, are left by a panic alone.
+            if awaiting.frames == 0 {
+                awaiting.waiting.clear();
+                return std::mem::take(&mut awaiting.by_leaf)
+                    .into_values()
+                    .collect();
+            }
+            let leaves = std::mem::take(&mut self.leaves);
+            awaiting.waiting.retain(|(leaf, _)| !leaves.contains(leaf));
+            let left = leaves
+                .iter()
+                .filter_map(|leaf| awaiting.by_leaf.remove(leaf));
+            left.collect::<Vec<_>>()
+        });
+        // Without the borrow: what an owner drops may run somebody else's code.
+        drop(left);
+    }
+}
+
+/// Returns whether nobody else has awaited it.
+pub(super) fn wait_for(
+    leaf: u64,
+    take: TakeGradient,
+    partial: Option<DispatchTensor>,
+    owner: Rc<dyn Owner>,
+    place: usize,
+    left: usize,
+) -> bool {
+    AWAITING.with_borrow_mut(|awaiting| match awaiting.by_leaf.entry(leaf) {
+        Entry::Occupied(_) => false,
+        Entry::Vacant(entry) => {
+            entry.insert(Awaited {
+                owner,
+                place,
+                take,
+                partial,
+                left,
+                is_complete: false,
+            });
+            true
+        }
+    })
+}
+
+/// Awaits a leaf no more. Returns the sum of its registrations so far.
+pub(super) fn forget(leaf: u64) -> Option<DispatchTensor> {
+    let awaited = AWAITING.with_borrow_mut(|awaiting| awaiting.by_leaf.remove(&leaf));
+    awaited?.partial
+}
+
+pub(crate) fn is_awaited(leaf: NodeId) -> bool {
+    AWAITING.with_borrow(|awaiting| awaiting.by_leaf.contains_key(&leaf.value))
+}
+
+/// Takes the sum of the registrations so far of a leaf that is awaited.
+pub(crate) fn take_partial(leaf: NodeId) -> Option<DispatchTensor> {
+    AWAITING.with_borrow_mut(|awaiting| awaiting.by_leaf.get_mut(&leaf.value)?.partial.take())
+}
+
+/// One registration of a leaf that is awaited, which may bring nothing.
+pub(crate) fn reach(leaf: u64, grad: Option<DispatchTensor>) {
+    enum Then {
+        Nothing,
+        Complete,
+        AddTo(Rc<dyn Owner>, usize),
+    }
+    let then = AWAITING.with_borrow_mut(|awaiting| {
+        let Some(awaited) = awaiting.by_leaf.get_mut(&leaf) else {
+            return Then::Nothing;
+        };
+        if awaited.left == 0 || awaited.is_complete {
+            return match grad {
+                Some(_) => Then::AddTo(awaited.owner.clone(), awaited.place),
+                None => Then::Nothing,
+            };
+        }
+        awaited.left -= 1;
+        // As Burn adds: the new one first.
+        awaited.partial = added(grad, awaited.partial.take());
+        match awaited.left == 0 && awaited.partial.is_some() {
+            true => Then::Complete,
+            false => Then::Nothing,
+        }
+    });
+    match then {
+        Then::Nothing => {}
+        Then::Complete => complete_when_ready(leaf),
+        Then::AddTo(owner, place) => owner.is_added_to(place),
+    }
+}
+
+/// Tells the owner of a leaf that its gradient is not what was counted.
+pub(crate) fn refuse(leaf: NodeId) {
+    let owner = AWAITING.with_borrow(|awaiting| {
+        let awaited = awaiting.by_leaf.get(&leaf.value)?;
+        Some((awaited.owner.clone(), awaited.place))
+    });
+    if let Some((owner, place)) = owner {
+        owner.is_added_to(place);
+    }
+}
+
+fn complete_when_ready(leaf: u64) {
+    let owner = AWAITING.with_borrow(|awaiting| {
+        let awaited = awaiting.by_leaf.get(&leaf)?;
+        Some((awaited.owner.clone(), awaited.place))
+    });
+    let Some((owner, place)) = owner else { return };
+    match owner.readiness(place) {
+        Readiness::Ready => complete(leaf),
+        _ => AWAITING.with_borrow_mut(|awaiting| awaiting.waiting.push((leaf, 0))),
+    }
+}
+
+fn complete(leaf: u64) {
+    let taken = AWAITING.with_borrow_mut(|awaiting| {
+        let awaited = awaiting.by_leaf.get_mut(&leaf)?;
+        let grad = awaited.partial.take()?;
+        awaited.is_complete = true;
+        Some((awaited.owner.clone(), awaited.place, grad))
+    });
+    if let Some((owner, place, grad)) = taken {
+        owner.complete(place, grad);
+    }
+}
+
+/// Completes what waited for an operation to let its weight go.
+fn ripen() {
+    let waiting = AWAITING.with_borrow_mut(|awaiting| std::mem::take(&mut awaiting.waiting));
+    for (leaf, waited) in waiting {
+        let readiness = AWAITING.with_borrow(|awaiting| {
+            let awaited = awaiting.by_leaf.get(&leaf)?;
+            Some(awaited.owner.readiness(awaited.place))
+        });
+        let still = match readiness {
+            None => None,
+            Some(Readiness::Ready) => {
+                complete(leaf);
+                None
+            }
+            Some(Readiness::Busy) => Some(waited),
+            Some(Readiness::WeightIsShared) if waited + 1 >= PATIENCE => {
+                complete(leaf);
+                None
+            }
+            Some(Readiness::WeightIsShared) => Some(waited + 1),
+        };
+        if let Some(waited) = still {
+            AWAITING.with_borrow_mut(|awaiting| awaiting.waiting.push((leaf, waited)));
+        }
+    }
+}
+
+/// Watches the registrations of a backward pass.
+struct Watch;
+
+impl DistributedRegistration for Watch {
+    fn on_register(&mut self, id: &NodeId, container: &mut TensorContainer<u64>) {
+        if AWAITING.with_borrow(|awaiting| !awaiting.waiting.is_empty()) {
+            ripen();
+        }
+        let take = AWAITING.with_borrow(|awaiting| Some(awaiting.by_leaf.get(&id.value)?.take));
+        if let Some(take) = take {
+            reach(id.value, take(container, id.value));
+        }
+    }
+}
+
+/// How a gradient on the backend of a tensor is taken.
+pub(crate) fn take_gradient(like: &DispatchTensor) -> TakeGradient {
+    fn take<B: Backend>(container: &mut TensorContainer<u64>, id: u64) -> Option<FloatTensor<B>> {
+        Some(container.remove::<TensorPrimitive<B>>(&id)?.tensor())
+    }
+    let take: Option<TakeGradient> =
+        with_backend!(kind_of_backend(&like.kind), |B, wrap, _like| {
+            |container, id| {
+                let grad = take::<B>(container, id)?;
+                Some(DispatchTensor {
+                    kind: wrap(BackendTensor::Float(grad)),
+                    autodiff: DispatchAutodiffContext::Disabled,
+                })
+            }
+        });
+    take.expect("the backend of a leaf is known")
+}
+
+/// From the node that backward has reached, registrations come to those who await them. Returns
+/// whether Burn's tape was understood; without that, nothing comes.
+pub(crate) fn watch<const N: usize>(
+    reached: &mut Reached<'_, N>,
+    like: &DispatchTensor,
+    leaves: impl IntoIterator<Item = u64>,
+) -> bool {
+    let mut counts: HashMap<u64, usize> = leaves.into_iter().map(|leaf| (leaf, 0)).collect();
+    let derived = derived::on_tapes();
+    counts.extend(derived.keys().map(|node| (*node, 0)));
+    if !count(reached.checkpointer, reached.id(), &mut counts) {
+        return false;
+    }
+    derived::wait_for(derived, &counts);
+    let begun = AWAITING.with_borrow_mut(|awaiting| {
+        let counted = counts.iter().filter_map(|(leaf, count)| {
+            let awaited = awaiting.by_leaf.get_mut(leaf)?;
+            awaited.left = *count;
+            Some((awaited.owner.clone(), awaited.place, *count))
+        });
+        counted.collect::<Vec<_>>()
+    });
+    for (owner, place, count) in begun {
+        owner.begins(place, count);
+    }
+    with_backend!(&like.kind, |B, wrap, like| {
+        let (root, like) = (reached.ops.node.clone(), like.clone().float());
+        *reached.grads = Gradients::new_distributed::<B>(root, like, Box::new(Watch));
+    })
+    .expect("the backend of a loss is known");
+    true
+}
+
+/// Runs backward from a loss. The leaves of the frame are awaited. Returns the gradients of all
+/// others, and whether Burn's tape was understood.
+pub(crate) fn backward(loss: DispatchTensor, frame: &Frame) -> (TensorGradients, bool) {
+    let id = node_of(&loss).expect("a loss on a tape has a node");
+    let (below, autodiff, leaves) = (guard(&loss), loss.autodiff, frame.leaves());
+    let understood = Arc::new(AtomicBool::new(false));
+    let noted = understood.clone();
+    // A node above the loss runs first.
+    let root = node(plain(loss), [below], autodiff, move |mut reached| {
+        let grad = reached.grad();
+        let is_understood = watch(&mut reached, &grad, leaves);
+        noted.store(is_understood, Ordering::Relaxed);
+        register(reached.grads, id, grad);
+    });
+    let grads = Tensor::<1>::from_dispatch(root).backward();
+    let understood = understood.load(Ordering::Relaxed);
+    (grads, understood)
+}

@@ -1,0 +1,244 @@
+//! A scope on the tape: one node with the inputs and parameters of the scope as its parents, and
+//! above it one node for each output. Its backward step computes the scope again on a tape of its
+//! own, and runs backward there.
+//!
+//! Gradients add up as on one tape: the tape of the scope starts from the sum of later uses of a
+//! tensor, and returns the new sum. Who awaits the gradient of a parameter gets it as soon as it is
+//! complete on the tape of the scope.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+
+use super::scope::{Mode, mode, replaying};
+use crate::backend::plain;
+use crate::backward::{Frame, Owner, is_awaited, reach, take_gradient, take_partial, watch};
+use crate::lock::lock;
+use crate::marks;
+use crate::tape::{Zeros, gathered, guard, is_tracked, leaf, node, node_of, register, take_sum};
+
+/// The nodes that receive gradients from a scope.
+pub(super) struct Parents {
+    /// The floats of its input; `None` for those that need no gradient.
+    pub(super) inputs: Vec<Option<DispatchTensor>>,
+    /// The leaves of its parameters, and whether they are distributed.
+    pub(super) leaves: Vec<(DispatchTensor, bool)>,
+}
+
+/// A recomputed scope on a tape of its own.
+pub(super) struct Again {
+    pub(super) outputs: Vec<DispatchTensor>,
+    /// Leaves in place of the inputs that need a gradient.
+    pub(super) inputs: Vec<Option<DispatchTensor>>,
+    /// In place of the leaves of parameters.
+    pub(super) leaves: Vec<NewLeaf>,
+}
+
+/// A leaf on the tape of a scope. It is not held: the weight would have a second owner.
+pub(super) struct NewLeaf {
+    pub(super) id: NodeId,
+    pub(super) zeros: Zeros,
+}
+
+type RunAgain = Box<dyn FnOnce() -> Again + Send>;
+
+/// The node of an input that needs a gradient.
+struct InputNode {
+    id: NodeId,
+    is_leaf: bool,
+}
+
+/// What the scope's node keeps until backward. It holds no tensor of the tape: Burn would never free
+/// a graph that no backward pass comes to.
+struct Scope {
+    again: RunAgain,
+    inputs: Vec<Option<InputNode>>,
+    /// The nodes of the leaves, and whether the sum of their gradients may be taken.
+    leaves: Vec<(NodeId, bool)>,
+    /// The scope is in no other one that is recomputed.
+    is_outermost: bool,
+    grads: OutputGrads,
+}
+
+/// The gradients that the nodes of the outputs have received, by the index of the output. The nodes
+/// have one order, so they run as Burn has reached them.
+type OutputGrads = Arc<Mutex<Vec<(usize, DispatchTensor)>>>;
+
+fn id_of(tensor: &DispatchTensor) -> NodeId {
+    node_of(tensor).expect("a tensor of a tape has a node")
+}
+
+/// Puts a scope on the tape. Returns its outputs.
+pub(super) fn scope_node(
+    parents: Parents,
+    outputs: Vec<DispatchTensor>,
+    again: RunAgain,
+) -> Vec<DispatchTensor> {
+    let grads = OutputGrads::default();
+    let mut guards: Vec<NodeGuard> = parents.inputs.iter().flatten().map(guard).collect();
+    guards.extend(parents.leaves.iter().map(|(leaf, _)| guard(leaf)));
+    let input = |input: &DispatchTensor| InputNode {
+        id: id_of(input),
+        is_leaf: Dispatch::float_is_require_grad(input),
+    };
+    let inputs = parents.inputs.iter();
+    let leaves = parents.leaves.iter();
+    let scope = Scope {
+        again,
+        inputs: inputs.map(|tensor| tensor.as_ref().map(input)).collect(),
+        leaves: leaves
+            .map(|(leaf, is_distributed)| (id_of(leaf), !is_distributed))
+            .collect(),
+        is_outermost: mode() != Mode::Replaying,
+        grads: grads.clone(),
+    };
+    drop(parents);
+    let autodiff = outputs[0].autodiff;
+    let scalar = Zeros::like(&plain(outputs[0].clone())).one();
+    let guards = gathered(guards, &scalar, autodiff);
+    let scope = node(scalar, guards, autodiff, move |reached| {
+        scope.backward(reached.grads);
+    });
+    let outputs = outputs.into_iter().enumerate();
+    let outputs = outputs.map(|(at, output)| {
+        let grads = grads.clone();
+        node(
+            plain(output),
+            [guard(&scope)],
+            autodiff,
+            move |mut reached| {
+                let grad = reached.grad();
+                lock(&grads).push((at, grad));
+            },
+        )
+    });
+    outputs.collect()
+}
+
+/// Gives the gradients of leaves on the tape of a scope to those who await them outside.
+struct Outer(Vec<NodeId>);
+
+impl Owner for Outer {
+    fn complete(&self, place: usize, grad: DispatchTensor) {
+        reach(self.0[place].value, Some(grad));
+    }
+
+    fn is_left(&self, place: usize, grad: Option<DispatchTensor>) {
+        reach(self.0[place].value, grad);
+    }
+
+    fn is_added_to(&self, place: usize) {
+        crate::backward::refuse(self.0[place]);
+    }
+}
+
+impl Scope {
+    fn backward(self, grads: &mut Gradients) {
+        let of_outputs = std::mem::take(&mut *lock(&self.grads));
+        let (again, _) = marks::recompute(|| replaying(self.is_outermost, self.again));
+        let Again {
+            inputs: of_inputs,
+            leaves: of_leaves,
+            outputs,
+        } = again;
+
+        // The gradients that the tape of the scope starts from.
+        let mut seeds: Vec<(NodeId, DispatchTensor)> = Vec::new();
+        // Without outputs that lead to no loss: Burn runs no node without a gradient.
+        let mut roots: Vec<NodeGuard> = Vec::new();
+        for (at, grad) in of_outputs {
+            let output = &outputs[at];
+            if is_tracked(output) {
+                seeds.push((id_of(output), grad));
+                roots.push(guard(output));
+            }
+        }
+        // Burn reaches the last parent first.
+        roots.reverse();
+        // The sums of later uses on the outer tape.
+        for (input, leaf) in self.inputs.iter().zip(&of_inputs) {
+            if let (Some(input), Some(leaf)) = (input, leaf) {
+                let sum = match is_awaited(input.id) {
+                    true => take_partial(input.id),
+                    false => take_sum(input.id, &plain(leaf.clone()), grads),
+                };
+                seeds.extend(sum.map(|sum| (id_of(leaf), sum)));
+            }
+        }
+        let outer = Rc::new(Outer(self.leaves.iter().map(|(leaf, _)| *leaf).collect()));
+        let take = take_gradient(&outputs[0]);
+        let mut frame = Frame::new();
+        for (place, ((leaf, may_take), inner)) in self.leaves.iter().zip(&of_leaves).enumerate() {
+            if is_awaited(*leaf) {
+                let partial = take_partial(*leaf);
+                frame.wait_for(inner.id.value, take, partial, outer.clone(), place);
+            } else if *may_take {
+                let sum = take_sum(*leaf, &inner.zeros.all(), grads);
+                seeds.extend(sum.map(|sum| (inner.id, sum)));
+            }
+        }
+
+        let scalar = Zeros::like(&plain(outputs[0].clone())).one();
+        let autodiff = outputs[0].autodiff;
+        drop(outputs);
+        let mut inner = backward(roots, seeds, scalar, autodiff, &frame);
+        let awaited = frame.leaves();
+        frame.finish();
+        drop(frame);
+
+        for (input, leaf) in self.inputs.iter().zip(&of_inputs) {
+            let (Some(input), Some(leaf)) = (input, leaf) else {
+                continue;
+            };
+            if let Some(grad) = Dispatch::grad_remove(leaf, &mut inner) {
+                register(grads, input.id, grad);
+            } else if !input.is_leaf {
+                // It leads to no loss. Burn still runs its node, which needs a gradient.
+                register(grads, input.id, Zeros::like(&plain(leaf.clone())).all());
+            }
+        }
+        for ((outer, _), leaf) in self.leaves.iter().zip(&of_leaves) {
+            if awaited.contains(&leaf.id.value) {
+                continue;
+            }
+            if let Some(grad) = take_sum(leaf.id, &leaf.zeros.all(), &mut inner) {
+                register(grads, *outer, grad);
+            }
+        }
+    }
+}
+
+/// Runs backward on the tape of a scope, from the gradients that it starts from.
+fn backward(
+    mut roots: Vec<NodeGuard>,
+    seeds: Vec<(NodeId, DispatchTensor)>,
+    scalar: DispatchTensor,
+    autodiff: DispatchAutodiffContext,
+    frame: &Frame,
+) -> Gradients {
+    // Without outputs, sums of later uses pass through.
+    if roots.is_empty() {
+        roots.push(guard(&leaf(scalar.clone(), autodiff)));
+    }
+    let guards = gathered(roots, &scalar, autodiff);
+    let leaves = frame.leaves();
+    Dispatch::backward(node(
+        scalar.clone(),
+        guards,
+        autodiff,
+        move |mut reached| {
+            if !leaves.is_empty() {
+                let is_understood = watch(&mut reached, &scalar, leaves);
+                assert!(is_understood, "the tape of the model was understood");
+            }
+            for (node, grad) in seeds {
+                register(reached.grads, node, grad);
+            }
+        },
+    ))
+}

@@ -1,0 +1,126 @@
+//! Walks over a model: what a pass needs to know of its parameters, and how their weights leave it for
+//! the time of a backward pass.
+
+use std::collections::HashMap;
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
+use burn::Tensor;
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+
+use super::pass::{Entry, Value};
+use crate::backward::{TakeGradient, take_gradient};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths};
+use crate::tape::{constant, leaf, node_of};
+
+/// Gradients by parameter: sums of micro-batches, or those of an ordinary step.
+pub(super) type Sums = HashMap<ParamId, DispatchTensor>;
+
+/// The parameters of a pass, in the order of the model's fields, and the leaves of those that require
+/// gradients.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) entries: Vec<Entry>,
+    pub(super) leaves: Vec<Leaf>,
+}
+
+pub(super) struct Leaf {
+    pub(super) node: u64,
+    pub(super) place: usize,
+    pub(super) take: TakeGradient,
+}
+
+impl Found {
+    fn add<const D: usize>(
+        &mut self,
+        id: ParamId,
+        path: &Path,
+        base: Tensor<D>,
+        is_trained: bool,
+        sum: Option<DispatchTensor>,
+    ) -> &mut Entry {
+        let base = base.into_dispatch();
+        if is_trained {
+            self.leaves.push(Leaf {
+                node: node_of(&base).expect("a trained parameter is a leaf").value,
+                place: self.entries.len(),
+                take: take_gradient(&base),
+            });
+        }
+        self.entries
+            .push(Entry::new::<D>(id, path, base, is_trained, sum));
+        self.entries.last_mut().expect("it was pushed")
+    }
+}
+
+/// Looks at the parameters that require gradients or have a sum. The weights stay in the model.
+pub(super) fn look<M: Module>(model: &M, sums: &mut Sums) -> Found {
+    struct Look<'a> {
+        found: Found,
+        sums: &'a mut Sums,
+    }
+    impl PathVisitor for Look<'_> {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            let (is_trained, sum) = (param.is_require_grad(), self.sums.remove(&param.id));
+            if is_trained || sum.is_some() {
+                let found = &mut self.found;
+                let entry = found.add(param.id, path, param.base(), is_trained, sum);
+                entry.value = Value::InModel;
+            }
+        }
+    }
+    let found = Found::default();
+    let mut look = Look { found, sums };
+    model.visit(&mut WithPaths::new(&mut look));
+    look.found
+}
+
+/// Takes the weights of these parameters out of a model.
+pub(super) fn take<M: Module>(model: M, sums: &mut Sums) -> (M, Found) {
+    struct Take<'a> {
+        found: Found,
+        sums: &'a mut Sums,
+    }
+    impl PathMapper for Take<'_> {
+        fn map<const D: usize>(
+            &mut self,
+            path: &Path,
+            param: Param<Tensor<D>>,
+        ) -> Param<Tensor<D>> {
+            let (is_trained, sum) = (param.is_require_grad(), self.sums.remove(&param.id));
+            if !is_trained && sum.is_none() {
+                return param;
+            }
+            let (id, base, mapper) = param.consume();
+            let empty = Tensor::empty([0; D], &base.device());
+            self.found.add(id, path, base, is_trained, sum);
+            Param::from_mapped_value(id, empty, mapper)
+        }
+    }
+    let found = Found::default();
+    let mut take = Take { found, sums };
+    let model = model.map(&mut WithPaths::new(&mut take));
+    (model, take.found)
+}
+
+/// Puts the weights back into the model that they were taken from.
+pub(super) fn put<M: Module>(model: M, entries: Vec<Entry>) -> M {
+    struct Put(Peekable<IntoIter<Entry>>);
+    impl ModuleMapper for Put {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let Some(entry) = self.0.next_if(|entry| entry.id == param.id) else {
+                return param;
+            };
+            let base = match entry.value {
+                Value::Base(base) => base,
+                Value::Weight(weight) if entry.is_trained => leaf(weight, entry.autodiff),
+                Value::Weight(weight) => constant(weight, entry.autodiff),
+                Value::InModel | Value::Gone => unreachable!("a step gives the weight back"),
+            };
+            let (id, _, mapper) = param.consume();
+            Param::from_mapped_value(id, Tensor::from_dispatch(base), mapper)
+        }
+    }
+    model.map(&mut Put(entries.into_iter().peekable()))
+}
