@@ -66,20 +66,6 @@ pub(crate) fn reading_waits(tensor: &DispatchTensor) -> bool {
     }
 }
 
-/// Looks at the memory of a tensor. On Flex: other backends do not show it.
-#[cfg(feature = "flex")]
-pub(crate) fn in_memory<R>(tensor: &DispatchTensor, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
-    // Any rank will do.
-    let tensor = Tensor::<1>::from_dispatch(plain(tensor.clone()));
-    let tensor = tensor.try_into_primitive::<burn::backend::Flex>();
-    tensor.ok().map(|tensor| look(tensor.bytes()))
-}
-
-#[cfg(not(feature = "flex"))]
-pub(crate) fn in_memory<R>(_: &DispatchTensor, _: impl FnOnce(&[u8]) -> R) -> Option<R> {
-    None
-}
-
 #[cfg(feature = "operations")]
 pub(crate) fn is_on_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // With one backend there is no other.

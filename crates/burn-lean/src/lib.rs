@@ -53,7 +53,6 @@ mod data_parallel;
 mod error;
 mod gradients;
 mod groups;
-mod hook_orders;
 mod lock;
 mod marks;
 mod mixed_precision;
@@ -62,12 +61,9 @@ pub mod operations;
 #[cfg(feature = "optim")]
 pub mod optim;
 mod optimizer;
-mod parameter;
 mod path;
 mod recompute;
 mod reduction;
-mod release;
-mod session;
 mod tape;
 #[cfg(feature = "timeline")]
 pub mod timeline;
@@ -75,7 +71,7 @@ pub mod timeline;
 pub mod train;
 mod wide;
 
-pub use backward::derived;
+pub use self::backward::derived;
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
 pub use error::{Refused, ReleaseError};
@@ -84,15 +80,14 @@ pub use gradients::{
     NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
 };
 pub use groups::{check_group, no_decay};
-pub use hook_orders::FirstPass;
 #[cfg(feature = "mpi")]
 pub use lean_replicas::Mpi;
 #[cfg(feature = "data-parallel")]
 pub use lean_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
-pub use mixed_precision::MixedPrecision;
+pub use mixed_precision::{CastError, MixedPrecision};
 pub use optimizer::{
-    IntoModuleOptimizer, Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport,
-    WithGradientRelease,
+    Accumulating, IntoModuleOptimizer, Measuring, Outcome, Part, ReleaseOptimizer, StepReport,
+    Stepping, WithGradientRelease, backward, try_backward,
 };
 pub use recompute::{
     Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors,
@@ -100,14 +95,6 @@ pub use recompute::{
     checkpoint_encoder, checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
-
-/// Gradient release by value: the weights stay in the model between two calls.
-pub mod value {
-    pub use crate::release::{
-        Accumulating, Measuring, Outcome, Part, ReleaseOptimizer, StepReport, Stepping,
-        WithGradientRelease, backward, try_backward,
-    };
-}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -8,7 +8,6 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::error::{Refused, ReleaseError};
 use crate::groups::check_groups;
 use crate::optimizer::with_value;
-use crate::parameter::armed_path;
 use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
 use crate::wide::is_half;
 
@@ -24,7 +23,7 @@ use crate::wide::is_half;
 ///
 /// ```
 /// use burn::module::Module;
-/// use burn::optim::{AdamWConfig, GradientsParams};
+/// use burn::optim::AdamWConfig;
 /// use burn::tensor::{DType, Device, Tensor};
 /// use burn_lean::operations::nn;
 /// use burn_lean::optim::InFiveBytes;
@@ -46,14 +45,12 @@ use crate::wide::is_half;
 /// assert_eq!(model.norm.gamma.val().dtype(), DType::F32);
 ///
 /// let mut optim = AdamWConfig::new().in_five_bytes(42).init().with_gradient_release();
-/// model = optim.arm(1e-3, model);
 /// let x = Tensor::<2>::ones([4, 8], &device).cast(DType::BF16);
 /// let y = model.linear.forward(model.norm.forward(x));
 /// let loss = y.cast(DType::F32).square().mean();
-/// let grads = GradientsParams::from_grads(loss.backward(), &model);
-/// model = optim.step(1e-3, model, grads);
+/// model = optim.backward(1e-3, loss, model);
 /// # let _ = model;
-/// # Ok::<(), burn_lean::ReleaseError>(())
+/// # Ok::<(), burn_lean::CastError>(())
 /// ```
 ///
 /// Inputs and the loss are for the caller to cast: the model's input to its type, and scores to f32
@@ -114,13 +111,12 @@ impl MixedPrecision {
     ///
     /// With the model, as it was given:
     ///
-    /// - [`CannotMix`](ReleaseError::CannotMix): a module that takes an input in the type of its
+    /// - [`CannotMix`](CastError::CannotMix): a module that takes an input in the type of its
     ///   parameters or tables only;
-    /// - [`NotF32`](ReleaseError::NotF32): a parameter in a third type;
-    /// - [`NoSuchType`](ReleaseError::NoSuchType): the device has no such type;
-    /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in a group to keep;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): the model is armed.
-    pub fn cast<M: Module>(&self, model: M) -> Result<M, Refused<M>> {
+    /// - [`NotF32`](CastError::NotF32): a parameter in a third type;
+    /// - [`NoSuchType`](CastError::NoSuchType): the device has no such type;
+    /// - [`EmptyGroup`](CastError::EmptyGroup): no parameter is in a group to keep;
+    pub fn cast<M: Module>(&self, model: M) -> Result<M, Refused<M, (), CastError>> {
         match self.params(&model) {
             Ok(group) => Ok(cast(model, &group, self.dtype)),
             Err(error) => Err(Refused::new(model, error)),
@@ -132,10 +128,7 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// Those of [`cast`](Self::cast).
-    pub fn params<M: Module>(&self, model: &M) -> Result<ParamGroup, ReleaseError> {
-        if let Some(path) = armed_path(model) {
-            return Err(ReleaseError::ArmedElsewhere { path });
-        }
+    pub fn params<M: Module>(&self, model: &M) -> Result<ParamGroup, CastError> {
         check_groups(model, &self.kept)?;
         let mut modules = Modules::default();
         model.visit(&mut WithPaths::new(&mut modules));
@@ -156,7 +149,7 @@ impl MixedPrecision {
                 continue;
             }
             if !param.device.supports_dtype(self.dtype) {
-                return Err(ReleaseError::NoSuchType {
+                return Err(CastError::NoSuchType {
                     path,
                     device: format!("{:?}", param.device),
                     dtype: format!("{:?}", self.dtype),
@@ -164,7 +157,7 @@ impl MixedPrecision {
             }
             if param.dtype != DType::F32 && param.dtype != self.dtype {
                 let dtype = format!("{:?}", param.dtype);
-                return Err(ReleaseError::NotF32 { path, dtype });
+                return Err(CastError::NotF32 { path, dtype });
             }
             paths.push(path);
         }
@@ -178,15 +171,65 @@ impl MixedPrecision {
     ///
     /// They have the values that the model computes with. For those that the optimizer has, see
     /// [`weights_to_f32`](crate::optim::Bf16Weights::weights_to_f32).
-    ///
-    /// # Errors
-    ///
-    /// [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): the model is armed.
-    pub fn to_f32<M: Module>(model: M) -> Result<M, Refused<M>> {
-        match armed_path(&model) {
-            None => Ok(cast(model, &ParamGroup::all(), DType::F32)),
-            Some(path) => Err(Refused::new(model, ReleaseError::ArmedElsewhere { path })),
-        }
+    pub fn to_f32<M: Module>(model: M) -> M {
+        cast(model, &ParamGroup::all(), DType::F32)
+    }
+}
+
+/// Why a model cannot be cast.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CastError {
+    /// A module takes an input in the type of its parameters or tables only, which are in f32.
+    #[error(
+        "{path} is a `{module}` with parameters or tables in f32, and takes no input in {dtype}: if it \
+         is Burn's, make it one of `burn_lean::operations::nn` by `into()`; or, if it is a \
+         normalization, name its parameters with `keep`, where its own code or yours casts its input \
+         to f32 and its output back, or cast it as well, with `cast_norms()`"
+    )]
+    CannotMix {
+        /// Path of the module in the model.
+        path: String,
+        /// Its name.
+        module: String,
+        /// The type of the model.
+        dtype: String,
+    },
+
+    /// A parameter that is to be cast is in another type than f32.
+    #[error(
+        "{path} is in {dtype}: only parameters in f32 are cast; cast it to f32 before, or name it \
+         with `keep`"
+    )]
+    NotF32 {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its type.
+        dtype: String,
+    },
+
+    /// The device has no such type.
+    #[error(
+        "{path} is on {device}, which has no {dtype}: take a type that it has (WGSL has no bf16, and \
+         NdArray neither bf16 nor f16)"
+    )]
+    NoSuchType {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its device.
+        device: String,
+        /// The type that was asked for.
+        dtype: String,
+    },
+
+    /// No parameter is in a group to [`keep`](MixedPrecision::keep).
+    #[error(transparent)]
+    EmptyGroup(#[from] ReleaseError),
+}
+
+impl<M> From<Refused<M, (), CastError>> for CastError {
+    fn from(refused: Refused<M, (), CastError>) -> Self {
+        refused.into_parts().1
     }
 }
 
@@ -277,11 +320,11 @@ struct SubModule {
 }
 
 impl SubModule {
-    fn cannot_mix(self, dtype: DType) -> ReleaseError {
+    fn cannot_mix(self, dtype: DType) -> CastError {
         let Self { path, container } = self;
         let module = container.trim_start_matches("Struct:").into();
         let dtype = format!("{dtype:?}");
-        ReleaseError::CannotMix {
+        CastError::CannotMix {
             path,
             module,
             dtype,

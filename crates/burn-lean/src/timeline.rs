@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use burn::nn::LinearConfig;
-//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::optim::AdamWConfig;
 //! use burn::tensor::{Device, Tensor};
 //! use burn_lean::WithGradientRelease;
 //! use burn_lean::timeline::{self, Category, Heap, Recorder};
@@ -19,12 +19,9 @@
 //! let mut model = LinearConfig::new(64, 256).init(&device);
 //! let mut optim = AdamWConfig::new().init().with_gradient_release();
 //! for _ in 0..4 {
-//!     model = optim.arm(1e-3, model);
 //!     let batch = Tensor::<2>::ones([16, 64], &device);
 //!     let loss = timeline::forward(&model, || model.forward(batch).square().mean());
-//!     let grads = timeline::backward(|| loss.backward());
-//!     let grads = GradientsParams::from_grads(grads, &model);
-//!     model = optim.step(1e-3, model, grads);
+//!     model = timeline::backward(|| optim.backward(1e-3, loss, model));
 //! }
 //! let snapshot = recording.finish()?;
 //!
@@ -46,10 +43,8 @@
 //! besides the weight is the optimizer's state. Memory that other threads take is `other`. An
 //! allocation of less than [`SMALL`] bytes is counted, and has no name.
 
-use std::collections::HashMap;
-
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use lean_timeline::heap;
@@ -60,7 +55,6 @@ pub use lean_timeline::snapshot::{Category, Snapshot};
 
 use crate::marks::{self, address};
 use crate::optimizer::{step_one, with_value};
-use crate::parameter::find;
 use crate::path::{Path, PathMapper, PathVisitor, WithPaths, is_embedding, path_text};
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
@@ -151,10 +145,9 @@ impl Reparameterization for Watched {
 }
 
 /// The parameters of a model, each with the address of its memory. One that is not initialized yet
-/// is left out: reading it here would change the order in which parameters draw random numbers. So are those
-/// of a copy of an armed model, whose memory is not the model's.
+/// is left out: reading it here would change the order in which parameters draw random numbers.
 fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
-    struct Parameters(Vec<(ParamId, Parameter, Option<usize>)>);
+    struct Parameters(Vec<(Parameter, usize)>);
     impl PathVisitor for Parameters {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
             if !param.is_initialized() {
@@ -167,23 +160,11 @@ fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
                 bytes: (shape.num_elements() * base.dtype().size()) as u64,
                 shape: shape.to_vec(),
             };
-            self.0
-                .push((param.id, parameter, address(&base.into_dispatch())));
+            let address = address(&base.into_dispatch());
+            self.0.extend(address.map(|address| (parameter, address)));
         }
     }
     let mut parameters = Parameters(Vec::new());
-    let armed = find(model, &mut WithPaths::new(&mut parameters));
-    let armed = armed.iter().filter(|found| !found.has_ended());
-    let armed: HashMap<_, _> = armed.map(|found| (found.id, found)).collect();
-    let parameters = parameters.0.into_iter();
-    parameters
-        .filter_map(|(id, parameter, of_base)| {
-            let address = match armed.get(&id) {
-                Some(found) if found.is_copy() => None,
-                Some(found) => address(&found.slot.weight()),
-                None => of_base,
-            };
-            Some((parameter, address?))
-        })
-        .collect()
+    model.visit(&mut WithPaths::new(&mut parameters));
+    parameters.0
 }

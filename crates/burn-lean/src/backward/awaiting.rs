@@ -91,6 +91,7 @@ thread_local! {
 const PATIENCE: usize = 2;
 
 /// Leaves that are awaited until this is dropped.
+#[derive(Debug)]
 pub struct Frame {
     leaves: Vec<u64>,
 }

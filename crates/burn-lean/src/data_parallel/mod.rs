@@ -44,7 +44,7 @@ use crate::wide::wide;
 /// use std::sync::Arc;
 ///
 /// use burn::nn::{Linear, LinearConfig};
-/// use burn::optim::{AdamConfig, GradientsParams};
+/// use burn::optim::AdamConfig;
 /// use burn::tensor::{Device, Tensor};
 /// use burn_lean::{Alone, DataParallel, Replicas, WithGradientRelease};
 ///
@@ -58,12 +58,10 @@ use crate::wide::wide;
 /// let optim = AdamConfig::new().init().with_gradient_release();
 /// let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
 ///
-/// model = optim.arm(1e-3, model);
 /// let share = parallel.replicas().share(32); // of the items of a whole batch
 /// let batch = Tensor::<2>::ones([share.len(), 4], &device);
-/// let grads = model.forward(batch).mean().backward();
-/// let grads = GradientsParams::from_grads(grads, &model);
-/// model = optim.step(1e-3, model, grads);
+/// let loss = model.forward(batch).mean();
+/// model = optim.backward(1e-3, loss, model);
 /// # let _ = model;
 /// # Ok::<_, burn_lean::ReplicaError>(())
 /// ```
@@ -114,8 +112,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If the models differ in a parameter, its shape, its type or whether it is trained, or one is
-    /// armed.
+    /// If the models differ in a parameter, its shape, its type or whether it is trained.
     pub fn broadcast<M: Module>(&self, model: M) -> Result<M, ReplicaError> {
         let model = model::broadcast(self.replicas(), model, false)?;
         self.exchange.know(model::known(&model));
@@ -128,7 +125,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If the models differ in what is trained, or elsewhere in a shape or a type, or one is armed.
+    /// If the models differ in what is trained, or elsewhere in a shape or a type.
     pub fn share_running_states<M: Module>(&self, model: M) -> Result<M, ReplicaError> {
         model::broadcast(self.replicas(), model, true)
     }
@@ -138,7 +135,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If they differ, or one is armed.
+    /// If they differ.
     pub fn verify<M: Module>(&self, model: &M) -> Result<(), ReplicaError> {
         model::verify(self.replicas(), model)?;
         self.exchange.know(model::known(model));
@@ -242,9 +239,8 @@ impl DataParallel {
             let record = OptimizerRecord::load(file).map_err(failed)?;
             return Ok(optim.load_record(record));
         }
-        let has_states = !states.is_empty();
         let own = self.own(states)?.into_record()?;
-        Ok(optim.load_own(own, has_states))
+        Ok(optim.load_own(own))
     }
 
     /// The states of the parameters that this replica steps.

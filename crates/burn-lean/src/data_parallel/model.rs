@@ -8,7 +8,6 @@ use lean_replicas::{Known, ModelWalk, ReplicaError, Replicas, kind};
 
 use crate::backend::reading_waits;
 use crate::optimizer::as_param;
-use crate::parameter::armed_path;
 use crate::path::{params_of, path_text};
 
 /// Sends the model of the first replica, with its ids, to all of them. Of a model that trains, what
@@ -18,7 +17,6 @@ pub(super) fn broadcast<M: Module>(
     model: M,
     trains: bool,
 ) -> Result<M, ReplicaError> {
-    check_unarmed(&model)?;
     synchronize(&model);
     let mut receive = Receive {
         walk: ModelWalk::new(replicas),
@@ -38,14 +36,6 @@ pub(super) fn known<M: Module>(model: &M) -> Vec<Known> {
         is_trained: param.is_trained,
     });
     known.collect()
-}
-
-/// Refuses armed parameters, which hold placeholders.
-fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
-    match armed_path(model) {
-        None => Ok(()),
-        Some(path) => Err(ReplicaError::Armed { path }),
-    }
 }
 
 /// Applies the updates of running statistics that are pending, as Burn does at the next update: they
@@ -124,7 +114,6 @@ impl ModuleMapper for Receive<'_> {
 
 /// Compares the models of all replicas.
 pub(super) fn verify<M: Module>(replicas: &Replicas, model: &M) -> Result<(), ReplicaError> {
-    check_unarmed(model)?;
     synchronize(model);
     let mut compare = Compare(ModelWalk::new(replicas));
     model.visit(&mut compare);

@@ -53,10 +53,6 @@ impl States {
         Ok(states)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
-    }
-
     /// Tells these states from others. Reads their numbers one tensor at a time.
     pub(super) fn digest(&self) -> Result<u64, ReplicaError> {
         let mut hasher = DefaultHasher::new();

@@ -8,17 +8,15 @@ mod pipeline;
 mod plain;
 mod record;
 mod scaler;
-mod transform;
 
 pub(crate) use asked::{Answer, asked};
 #[cfg(feature = "optim")]
 pub(crate) use asked::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
-pub(crate) use pipeline::{Pipeline, Transformed};
+pub use pipeline::GradNorm;
+pub(crate) use pipeline::{Pipeline, StepGradients, Transformed};
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;
 #[cfg(any(feature = "data-parallel", feature = "train"))]
 pub(crate) use record::PATH_IN_CHECKPOINT;
 pub use scaler::{LossScaler, LossScalerConfig};
-pub use transform::GradNorm;
-pub(crate) use transform::{GradientTransform, StepGradients, Stop};

@@ -32,11 +32,6 @@ impl SquaredNorms {
         self.pending.contains_key(&param) || self.known.contains_key(&param)
     }
 
-    pub(super) fn retain(&mut self, is_kept: impl Fn(ParamId) -> bool) {
-        self.pending.retain(|param, _| is_kept(*param));
-        self.known.retain(|param, _| is_kept(*param));
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.known.is_empty()
     }

@@ -3,6 +3,7 @@
 
 use burn::Tensor;
 use burn::module::ParamId;
+use lean_arithmetic::OutOfRange;
 use lean_arithmetic::norm::{coefficient_for, ratio};
 use lean_arithmetic::scaling::SharedLossScale;
 
@@ -10,7 +11,6 @@ use super::clipping::{NormClipping, clip_units, scaled};
 use super::norm::{SquaredNorms, squared_norm};
 use super::record::{Averages, GradientRecord};
 use super::scaler::LossScaler;
-use super::transform::{GradNorm, StepGradients, out_of_range};
 use crate::error::ReleaseError;
 use crate::reduction::Recipients;
 use crate::wide::{wide, widened};
@@ -29,6 +29,39 @@ pub(crate) struct Pipeline {
     norms: SquaredNorms,
     /// The norm of all gradients of the step that comes next.
     measured: Option<GradNorm>,
+}
+
+/// The norm of the gradients of a step, before the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    norm: f64,
+    coefficient: f64,
+}
+
+impl GradNorm {
+    /// The global norm, before clipping and without the scale of the loss. Not a number, or
+    /// infinite, if a gradient has overflowed: then no step is taken.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// Factor for every gradient.
+    pub fn coefficient(&self) -> f64 {
+        self.coefficient
+    }
+
+    /// Whether the gradients can be stepped with.
+    pub fn is_finite(&self) -> bool {
+        self.norm.is_finite()
+    }
+}
+
+/// The norm, clip coefficient and loss scale of a finished step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StepGradients {
+    pub(crate) norm: Option<f64>,
+    pub(crate) coefficient: Option<f64>,
+    pub(crate) scale: Option<f64>,
 }
 
 /// A gradient after its transforms.
@@ -155,7 +188,7 @@ impl Pipeline {
             }
             _ => 1.0,
         };
-        let measured = GradNorm::new(norm, coefficient);
+        let measured = GradNorm { norm, coefficient };
         self.measured = Some(measured);
         Ok(measured)
     }
@@ -235,7 +268,7 @@ impl Pipeline {
                 let auto_clip = &mut self.averages.auto_clip;
                 auto_clip.coefficient(&config.rule(), param.val(), norm)
             }
-            (_, Some(measured)) => measured.coefficient(),
+            (_, Some(measured)) => measured.coefficient,
             (_, None) => 1.0,
         };
         scaled(grad, coefficient)
@@ -280,7 +313,7 @@ impl Pipeline {
         let is_whole =
             !has_skipped && !norms.is_empty() && stepped.all(|param| norms.contains(param));
         let norm = is_whole.then(|| match measured {
-            Some(measured) => measured.norm(),
+            Some(measured) => measured.norm,
             None => norms.global(params),
         });
         if let (Some(norm), Some(NormClipping::ZClip(config))) = (norm, self.clipping) {
@@ -294,7 +327,7 @@ impl Pipeline {
             norm,
             coefficient: measured
                 .filter(|_| is_whole && self.needs_two_passes())
-                .map(|measured| measured.coefficient()),
+                .map(|measured| measured.coefficient),
             scale: scaler.map(|scaler| scaler.update(has_skipped)),
         }
     }
@@ -311,5 +344,15 @@ impl Pipeline {
         if let (Some(scaler), Some(scale)) = (&self.scaler, record.loss_scale) {
             scaler.load_record(scale);
         }
+    }
+}
+
+pub(super) fn out_of_range(setting: Option<OutOfRange>) -> Result<(), ReleaseError> {
+    match setting {
+        Some(OutOfRange { setting, value }) => Err(ReleaseError::OutOfRange {
+            setting: setting.into(),
+            value,
+        }),
+        None => Ok(()),
     }
 }

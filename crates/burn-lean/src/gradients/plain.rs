@@ -10,10 +10,9 @@ use lean_arithmetic::norm::coefficient_for;
 
 use super::clipping::scaled;
 use super::norm::{SquaredNorms, squared_norm};
-use super::transform::out_of_range;
+use super::pipeline::out_of_range;
 use crate::error::{ReleaseError, expect};
 use crate::path::{params_of, path_text};
-use crate::tape::is_left;
 
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
 /// `clip_grad_norm_` does, for plain Burn.
@@ -51,7 +50,6 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
 /// # Errors
 ///
 /// - [`OutOfRange`](ReleaseError::OutOfRange): `max_norm` is not positive;
-/// - [`Taken`](ReleaseError::Taken): a gradient was taken inside the backward pass of an armed model;
 /// - [`NonFinite`](ReleaseError::NonFinite): a gradient has no finite norm.
 pub fn try_clip_grad_norm<M: Module>(
     model: &M,
@@ -63,10 +61,6 @@ pub fn try_clip_grad_norm<M: Module>(
     let mut norms = SquaredNorms::default();
     for param in &params {
         if let Some(grad) = param.grad(grads) {
-            if is_left(&param.shape, &grad) {
-                let path = path_text(&param.path);
-                return Err(ReleaseError::Taken { path });
-            }
             // Any rank will do.
             norms.push(param.id, squared_norm(Tensor::<1>::from_dispatch(grad)));
         }
@@ -77,7 +71,7 @@ pub fn try_clip_grad_norm<M: Module>(
         return Err(ReleaseError::NonFinite {
             path: param.map_or_else(String::new, |param| path_text(&param.path)),
             stepped: 0,
-            armed: 0,
+            of: params.len(),
         });
     }
     let norm = norms.global(&ids);

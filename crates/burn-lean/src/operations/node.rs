@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::{is_same_backend, plain};
 use crate::marks;
-use crate::tape::{constant, guard, is_tracked, node, node_of, register, rung};
+use crate::tape::{constant, guard, is_tracked, node, node_of, register, unused};
 use crate::wide::wide;
 
 /// The tensors that an operation keeps for its backward pass. `N` is the number of its operands.
@@ -135,8 +135,7 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     });
     let guards = operands.each_ref().map(|operand| match operand {
         Some(operand) => guard(operand),
-        None => rung(
-            0,
+        None => unused(
             operands
                 .iter()
                 .flatten()

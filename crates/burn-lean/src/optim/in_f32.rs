@@ -12,7 +12,6 @@ use super::bf16::{Bf16Weights, LOW, OPTIMIZER, check_low_of, name_of_low};
 use super::rounding::Rounding;
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
-use crate::parameter::armed_path;
 use crate::path::{Path, PathMapper, WithPaths, path_text};
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
@@ -57,7 +56,6 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         model: M,
         record: OptimizerRecord,
     ) -> Result<M, RecordError> {
-        expect_unarmed(&model);
         synchronize(&model);
         let mut mapper = ToF32 {
             rounding: &self.rounding,
@@ -94,7 +92,6 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         dtype: DType,
         record: OptimizerRecord,
     ) -> Result<(M, OptimizerRecord), RecordError> {
-        expect_unarmed(&model);
         synchronize(&model);
         assert!(
             self.rounding.rounds_to(dtype),
@@ -109,14 +106,6 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         let model = model.map(&mut WithPaths::new(&mut mapper));
         Ok((model, mapper.entries.into_record()?))
     }
-}
-
-fn expect_unarmed(model: &impl Module) {
-    assert!(
-        armed_path(model).is_none(),
-        "the model is armed: its weights move with the next backward pass; finish the step first, or \
-         disarm it"
-    );
 }
 
 /// By the id of the parameter: the type of the weight, and its lower bits.

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 
 use burn::Tensor;
-use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{
     Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, ParamMapper,
@@ -22,7 +21,6 @@ use crate::gradients::{Answer, asked};
 #[cfg(feature = "optim")]
 use crate::path::path_text;
 use crate::path::{AnyParam, Path};
-use crate::session::{Stepper, Taken};
 
 #[derive(Clone, Debug)]
 struct OneParam<'a, const D: usize> {
@@ -74,37 +72,11 @@ impl<const D: usize> Module for OneParam<'_, D> {
     }
 }
 
-/// Steps a weight of rank `D` with Burn's optimizer: a [`StepFn`](crate::session::StepFn).
-pub(super) fn step<const D: usize>(
-    stepper: &mut Stepper,
-    id: ParamId,
-    path: &Path,
-    weight: DispatchTensor,
-    grad: DispatchTensor,
-    is_owner: bool,
-) -> (DispatchTensor, Taken) {
-    let weight = Tensor::<D>::from_dispatch(weight);
-    let grad = Tensor::<D>::from_dispatch(grad);
-    // A sum of micro-batches, or a mean over replicas, may be in f32.
-    stepper.gradients.note_widened([id]);
-    let Some(grad) = stepper.gradients.apply(id, &weight, grad) else {
-        return (weight.into_dispatch(), Taken::Skipped);
-    };
-    if !is_owner {
-        return (weight.into_dispatch(), Taken::Stepped);
-    }
-    let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
-        unreachable!("a slot steps only while its optimizer is armed");
-    };
-    let weight = step_one(optim, lr.clone(), id, path, weight, grad);
-    (weight.into_dispatch(), Taken::Stepped)
-}
-
 /// Asks the optimizer of a parameter of rank `D` whether it steps a weight of this shape and type.
-pub(crate) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
+pub(super) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
 
 /// An [`Ask`], for an optimizer whose states are dropped.
-pub(crate) fn ask<const D: usize>(
+pub(super) fn ask<const D: usize>(
     optim: &mut ModuleOptimizer,
     param: &AnyParam,
     shape: Shape,
@@ -124,7 +96,7 @@ pub(crate) fn ask<const D: usize>(
 ///
 /// Found by the states that a record without any is read into, as a step may have effects.
 #[cfg(feature = "optim")]
-pub(crate) fn may_refuse<'a>(
+pub(super) fn may_refuse<'a>(
     optim: &ModuleOptimizer,
     params: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {
@@ -157,11 +129,16 @@ pub(crate) fn may_refuse<'a>(
 
 /// The parameters that have optimizers which do not step every parameter.
 #[cfg(not(feature = "optim"))]
-pub(crate) fn may_refuse<'a>(
+pub(super) fn may_refuse<'a>(
     _: &ModuleOptimizer,
     _: impl Iterator<Item = (&'a AnyParam, bool)>,
 ) -> HashSet<ParamId> {
     HashSet::new()
+}
+
+/// The settings and the groups of an optimizer, and none of its states.
+pub(super) fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
+    optim.clone().load_record(OptimizerRecord::default())
 }
 
 /// The states of one parameter, where `to_record` copies those of all.

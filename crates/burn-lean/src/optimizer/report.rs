@@ -1,7 +1,5 @@
 //! The report of a step, parameter by parameter.
 
-use std::collections::HashSet;
-
 use burn::module::ParamId;
 
 use crate::gradients::StepGradients;
@@ -12,11 +10,10 @@ use crate::gradients::StepGradients;
 pub enum Outcome {
     /// Stepped inside backward, the moment its gradient was complete.
     Released,
-    /// Stepped at the end of backward: in the first pass, whose tape is not known yet
-    /// ([`FirstPass`](crate::FirstPass)).
-    ReleasedLate,
-    /// Stepped by `step`, from an ordinary gradient.
-    Ordinary,
+    /// Stepped when backward had ended: with gradients of earlier micro-batches alone, after an
+    /// operation that registers a gradient less often than it uses the parameter, or by
+    /// [`step`](crate::ReleaseOptimizer::step).
+    AtEnd,
     /// Not stepped, because its gradient has overflowed ([`LossScaler`](crate::LossScaler)).
     Skipped,
     /// No gradient arrived: neither the parameter nor any state was touched.
@@ -28,20 +25,10 @@ pub enum Outcome {
 pub struct StepReport {
     pub(super) outcomes: Vec<(ParamId, Outcome)>,
     pub(super) in_place: usize,
-    pub(super) is_plain: bool,
     pub(super) gradients: StepGradients,
 }
 
 impl StepReport {
-    /// Notes the parameters whose ordinary gradients were skipped.
-    pub(super) fn set_skipped(&mut self, skipped: &HashSet<ParamId>) {
-        for (param, outcome) in &mut self.outcomes {
-            if skipped.contains(param) {
-                *outcome = Outcome::Skipped;
-            }
-        }
-    }
-
     /// The parameters that were stepped.
     pub(super) fn stepped(&self) -> impl Iterator<Item = ParamId> + '_ {
         let outcomes = self.outcomes.iter();
@@ -57,26 +44,14 @@ impl StepReport {
 
     /// Number of parameters with this outcome.
     pub fn count(&self, outcome: Outcome) -> usize {
-        self.outcomes
-            .iter()
-            .filter(|(_, found)| *found == outcome)
-            .count()
+        let outcomes = self.outcomes.iter();
+        outcomes.filter(|(_, found)| *found == outcome).count()
     }
 
-    /// Number of parameters that backward has stepped in place. A living copy of the model prevents
-    /// it, since it shares their memory.
+    /// Number of parameters that were stepped in place. A living copy of the model prevents it, since
+    /// it shares their memory.
     pub fn in_place(&self) -> usize {
         self.in_place
-    }
-
-    /// Whether every gradient is known to have been added up in plain Burn's order, so that its
-    /// bits are plain Burn's, except those that `docs/exactness.md` in the repository lists. If not,
-    /// the last bits may differ: in the first pass with [`FirstPass::Small`](crate::FirstPass), and
-    /// where a forward pass is shorter than those before it. This includes the micro-batches of a
-    /// [`ReleaseAccumulator`](crate::ReleaseAccumulator), except those before a
-    /// [record](crate::ReleaseAccumulator::load_record).
-    pub fn is_plain(&self) -> bool {
-        self.is_plain
     }
 
     /// The global norm of the gradients, before clipping and without the scale of the loss. `None` of

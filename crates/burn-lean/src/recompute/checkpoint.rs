@@ -1,24 +1,19 @@
 //! [`checkpoint`]: the entry to a scope.
 
-use std::collections::HashSet;
-
 use burn::Tensor;
-use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Device;
 
+use super::mode::{Mode, mode, recording};
+use super::node::{Again, COMPUTES_ANOTHER, NewLeaf, Parents, scope_node};
+use super::outline::Outline;
+use super::random::Seed;
+use super::running::Running;
+use super::{MapTensor, Tensors};
 use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::marks;
-use crate::parameter::{Released, Share, find, shared};
-use crate::path::path_text;
-use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
-use crate::recompute::outline::Outline;
-use crate::recompute::random::Seed;
-use crate::recompute::running::Running;
-use crate::recompute::scope::{Mode, mode, recording};
-use crate::recompute::{MapTensor, Tensors};
-use crate::tape::{is_tracked, node_of};
+use crate::tape::{Zeros, is_tracked, node_of};
 
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.
@@ -27,8 +22,8 @@ use crate::tape::{is_tracked, node_of};
 /// `docs/exactness.md` in the repository says otherwise. With gradient release, a weight is stepped
 /// inside backward. Without it, its gradient is where Burn puts it.
 ///
-/// A tensor that needs a gradient and that `forward` reads must be in `module`, in `input`, or a
-/// parameter of an armed model. `forward` runs twice, and must compute the same both times. Its
+/// A tensor that needs a gradient and that `forward` reads must be in `module` or in `input`. `forward`
+/// runs twice, and must compute the same both times. Its
 /// side effects happen twice, except on running statistics (`BatchNorm`). It is kept until backward
 /// has run: what it captures it owns (`move`, and clones of what is borrowed).
 ///
@@ -61,10 +56,10 @@ use crate::tape::{is_tracked, node_of};
 ///
 /// # Panics
 ///
-/// If `forward` uses a tensor that needs a gradient and is not in `input`, or reads a parameter of
-/// an armed model on another thread: it would get none. In a scope in another one, that is known in
-/// backward alone. Backward panics if `forward` then computes something else than the first time; where
-/// reading would wait for the device, it looks at shapes, types and the parameters that are used alone.
+/// If `forward` uses a tensor that needs a gradient and is neither in `module` nor in `input`: it would
+/// get none. In a scope in another one, that is known in backward alone. Backward panics if `forward` then
+/// computes something else than the first time; where reading would wait for the device, it looks at
+/// shapes and types alone.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + Sync + 'static,
@@ -76,20 +71,13 @@ where
     if mode() == Mode::Recording {
         return seeded(module, input, forward);
     }
-    if !is_armed(module) {
-        return super::by_value::checkpoint(module, input, forward);
-    }
     let mut inputs = Inputs::default();
     let constant = input
         .clone()
         .map(&mut MapTensor(&mut |tensor| inputs.take(tensor)));
-    let Armed { own, apart } = armed_in(module);
-    let mut leaves = Leaves {
-        armed: own,
-        found: Vec::new(),
-        are_leaves: Vec::new(),
-    };
-    let kept = shared(module, Share::Scope { apart }, &mut leaves);
+    // Constants: Burn frees no graph of which a node is held.
+    let mut leaves = Leaves::default();
+    let kept = module.clone().map(&mut leaves);
     let Some(device) = inputs.device_of(&kept) else {
         return forward(module, input);
     };
@@ -98,17 +86,16 @@ where
         let forward = || recording(|| forward(&kept, constant.clone()));
         marks::operation("checkpoint", forward)
     };
-    let ((output, slots), seed) = Seed::run(&device, inputs.reading_waits, run);
+    let (output, seed) = Seed::run(&device, inputs.reading_waits, run);
 
     let (output, floats) = floats_of(output);
     assert!(
         !floats.iter().any(is_tracked),
         "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module \
-         nor in its input, so it would get none; pass it as a part of the input, or freeze it with \
-         `no_grad()`"
+         nor in its input, so it would get none; pass it as a part of the input or of the module, or \
+         freeze it with `no_grad()`"
     );
-    let needs_gradients =
-        inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty() || !slots.is_empty();
+    let needs_gradients = inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty();
     if !needs_gradients || floats.is_empty() {
         return output;
     }
@@ -116,13 +103,8 @@ where
         floats.iter().all(|float| node_of(float).is_some()),
         "checkpoint: burn-lean was compiled without this backend; switch its feature on"
     );
-
-    let Leaves {
-        found: leaves,
-        are_leaves,
-        ..
-    } = leaves;
-    let of_leaves = leaves.iter().map(|leaf| &leaf.tensor);
+    let Leaves { found, are_trained } = leaves;
+    let of_leaves = found.iter().map(|(leaf, _)| leaf);
     let of_inputs = inputs.tracked.iter().flatten();
     let mut tensors = floats.iter().chain(of_inputs).chain(of_leaves);
     assert!(
@@ -134,16 +116,16 @@ where
     let needs: Vec<bool> = inputs.tracked.iter().map(Option::is_some).collect();
     let parents = Parents {
         inputs: inputs.tracked,
-        leaves,
-        slots,
+        leaves: found,
     };
     let again = move || {
         let running = Running::of(&kept);
         let mut leaves = NewLeaves {
-            are_leaves: are_leaves.into_iter(),
+            are_trained: are_trained.into_iter(),
             made: Vec::new(),
         };
-        let module = shared(&kept, Share::Model, &mut leaves);
+        // Without the constants, the weights have no owner but the tape of the scope.
+        let module = kept.map(&mut leaves);
         let mut inputs = Vec::new();
         let mut needs = needs.into_iter();
         let input = constant.map(&mut MapTensor(&mut |tensor| {
@@ -182,7 +164,7 @@ where
 }
 
 /// Returns the floats with autodiff among tensors, too.
-pub(super) fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
+fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
     let mut floats = Vec::new();
     let tensors = tensors.map(&mut MapTensor(&mut |tensor| {
         floats.extend(is_autodiff_float(&tensor).then(|| tensor.clone()));
@@ -191,30 +173,30 @@ pub(super) fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
     (tensors, floats)
 }
 
-pub(super) fn outline(float: &DispatchTensor) -> Outline {
+fn outline(float: &DispatchTensor) -> Outline {
     Outline::of(&plain(float.clone()))
 }
 
 /// The analysed input of a scope.
 #[derive(Default)]
-pub(super) struct Inputs {
+struct Inputs {
     device: Option<Device>,
     /// Whether its device computes while the program goes on.
-    pub(super) reading_waits: bool,
+    reading_waits: bool,
     /// Each float of the input, if it needs a gradient.
-    pub(super) tracked: Vec<Option<DispatchTensor>>,
+    tracked: Vec<Option<DispatchTensor>>,
 }
 
 impl Inputs {
     /// The device of the scope, if it is one with autodiff.
-    pub(super) fn device_of<M: Module>(&self, module: &M) -> Option<Device> {
+    fn device_of<M: Module>(&self, module: &M) -> Option<Device> {
         let device = self.device.clone();
         let device = device.or_else(|| module.devices().into_iter().next());
         device.filter(Device::is_autodiff)
     }
 
     /// Returns the tensor as a constant.
-    pub(super) fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
+    fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
         if !is_autodiff_float(&tensor) {
             return tensor;
         }
@@ -227,113 +209,53 @@ impl Inputs {
     }
 }
 
-pub(super) fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
+fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
     tensor.autodiff != DispatchAutodiffContext::Disabled && tensor.dtype().is_float()
 }
 
-/// The parameters whose weights are in slots.
+/// Turns the parameters into constants, and notes the leaves of those that require gradients.
 #[derive(Default)]
-struct Armed {
-    /// The leaves of those that are stepped inside backward.
-    own: HashSet<NodeId>,
-    /// The places of those that were frozen, or got another leaf, while they were armed.
-    apart: HashSet<usize>,
-}
-
-fn is_armed<M: Module>(module: &M) -> bool {
-    struct Nothing;
-    impl ModuleVisitor for Nothing {}
-    !find(module, &mut Nothing).is_empty()
-}
-
-fn armed_in<M: Module>(module: &M) -> Armed {
-    /// The nodes of the bases of parameters that have a slot.
-    #[derive(Default)]
-    struct Bases {
-        last: Option<NodeId>,
-        with_slot: Vec<Option<NodeId>>,
-    }
-    impl ModuleVisitor for Bases {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.last = node_of(&param.base().into_dispatch());
-        }
-        fn enter_module(&mut self, name: &str, container: &str) {
-            if (container, name) == ("Reparameterization", Released::CONTAINER) {
-                self.with_slot.push(self.last);
-            }
-        }
-    }
-    let mut bases = Bases::default();
-    let mut armed = Armed::default();
-    let found = find(module, &mut bases);
-    for (found, base) in found.into_iter().zip(bases.with_slot) {
-        if found.has_ended() {
-            continue;
-        }
-        assert!(
-            found.is_in_scope || !found.is_apart,
-            "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
-             give it the model that is armed, or `copy.materialize()`",
-            path_text(&found.slot.path())
-        );
-        let leaf = found.slot.leaf_id();
-        // The scope around this one knows what is apart.
-        if found.is_in_scope || base == Some(leaf) {
-            armed.own.insert(leaf);
-        } else {
-            armed.apart.insert(found.place);
-        }
-    }
-    armed
-}
-
-/// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
-/// the leaves of parameters that are not armed.
 struct Leaves {
-    armed: HashSet<NodeId>,
-    found: Vec<Leaf>,
+    /// Each with whether it is distributed: Burn counts the gradients of such a leaf, to know when to
+    /// send their sum.
+    found: Vec<(DispatchTensor, bool)>,
     /// For each parameter whether its leaf was noted. A module may have two of one id.
-    are_leaves: Vec<bool>,
+    are_trained: Vec<bool>,
 }
 
 impl ModuleMapper for Leaves {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let leaf = param
-            .is_require_grad()
-            .then(|| param.base().into_dispatch());
-        let is_armed = |leaf: &_| node_of(leaf).is_some_and(|leaf| self.armed.contains(&leaf));
-        let is_leaf = leaf.as_ref().is_some_and(|leaf| !is_armed(leaf));
-        self.are_leaves.push(is_leaf);
-        let Some(tensor) = leaf else {
+        let is_trained = param.is_require_grad();
+        self.are_trained.push(is_trained);
+        if !is_trained {
             return param;
-        };
-        if is_leaf {
-            let is_distributed = param.is_distributed();
-            self.found.push(Leaf {
-                tensor,
-                is_distributed,
-            });
         }
+        let leaf = param.base().into_dispatch();
+        self.found.push((leaf, param.is_distributed()));
         param.map(|leaf| leaf.set_require_grad(false))
     }
 }
 
-/// Gives parameters that are not armed leaves of their own.
+/// Gives these parameters leaves on the tape of the scope.
 struct NewLeaves {
     /// Those of [`Leaves`].
-    are_leaves: std::vec::IntoIter<bool>,
-    made: Vec<DispatchTensor>,
+    are_trained: std::vec::IntoIter<bool>,
+    made: Vec<NewLeaf>,
 }
 
 impl ModuleMapper for NewLeaves {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let is_leaf = self.are_leaves.next();
-        if !is_leaf.expect("the module has as many parameters as before") {
+        let is_trained = self.are_trained.next();
+        if !is_trained.expect("the module has as many parameters as before") {
             return param;
         }
         param.map(|constant| {
             let leaf = constant.require_grad();
-            self.made.push(leaf.clone().into_dispatch());
+            let tensor = leaf.clone().into_dispatch();
+            self.made.push(NewLeaf {
+                id: node_of(&tensor).expect("a leaf has a node"),
+                zeros: Zeros::like(&plain(tensor)),
+            });
             leaf
         })
     }

@@ -3,9 +3,10 @@
 //! own, and runs backward there.
 //!
 //! Gradients add up as on one tape: the tape of the scope starts from the sum of later uses of a
-//! tensor, and returns the new sum.
+//! tensor, and returns the new sum. Who awaits the gradient of a parameter gets it as soon as it is
+//! complete on the tape of the scope.
 
-use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::autodiff::NodeId;
@@ -14,64 +15,43 @@ use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 
+use super::mode::replaying;
 use crate::backend::plain;
+use crate::backward::{Frame, Owner, is_awaited, reach, take_gradient, take_partial, watch};
 use crate::lock::lock;
 use crate::marks;
-use crate::recompute::scope::{
-    Mode, ScopedOutcome, ScopedParameter, address, mode, replayed, replaying,
-};
-use crate::session::Slot;
-use crate::tape::{
-    ARMING_HAS_ENDED, Zeros, gathered, guard, is_tracked, leaf, node, node_of, register, take_sum,
-};
+use crate::tape::{Zeros, gathered, guard, is_tracked, leaf, node, node_of, register, take_sum};
 
-pub(crate) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
+/// The nodes that receive gradients from a scope.
+pub(super) struct Parents {
+    /// The floats of its input; `None` for those that need no gradient.
+    pub(super) inputs: Vec<Option<DispatchTensor>>,
+    /// The leaves of its parameters, and whether they are distributed.
+    pub(super) leaves: Vec<(DispatchTensor, bool)>,
+}
+
+/// A recomputed scope on a tape of its own.
+pub(super) struct Again {
+    pub(super) outputs: Vec<DispatchTensor>,
+    /// Leaves in place of the inputs that need a gradient.
+    pub(super) inputs: Vec<Option<DispatchTensor>>,
+    /// In place of the leaves of parameters.
+    pub(super) leaves: Vec<NewLeaf>,
+}
+
+/// A leaf on the tape of a scope. It is not held: the weight would have a second owner.
+pub(super) struct NewLeaf {
+    pub(super) id: NodeId,
+    pub(super) zeros: Zeros,
+}
+
+pub(super) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
 computed something else than the first time, so its gradients would be wrong; `forward` must \
 compute the same both times, and no other thread may draw random numbers from the same backend \
 meanwhile, as the workers of a data loader do whose batcher draws some: let them draw on another \
 backend";
 
-/// The nodes that receive gradients from a scope.
-pub(crate) struct Parents {
-    /// The floats of its input; `None` for those that need no gradient.
-    pub(crate) inputs: Vec<Option<DispatchTensor>>,
-    /// The leaves of parameters that are not armed.
-    pub(crate) leaves: Vec<Leaf>,
-    /// The armed parameters.
-    pub(crate) slots: Vec<Arc<Slot>>,
-}
-
-/// The leaf of a parameter that is not armed.
-pub(crate) struct Leaf {
-    pub(crate) tensor: DispatchTensor,
-    /// Burn counts the gradients of such a leaf, to know when to send their sum.
-    pub(crate) is_distributed: bool,
-}
-
-/// A recomputed scope on a tape of its own.
-pub(crate) struct Again {
-    pub(crate) outputs: Vec<DispatchTensor>,
-    /// Leaves in place of the inputs that need a gradient.
-    pub(crate) inputs: Vec<Option<DispatchTensor>>,
-    /// Leaves in place of the leaves of parameters that are not armed.
-    pub(crate) leaves: Vec<DispatchTensor>,
-}
-
 type RunAgain = Box<dyn FnOnce() -> Again + Send>;
-
-/// An armed parameter of a scope, and the hook that its gradient goes to.
-struct Use {
-    slot: Arc<Slot>,
-    /// The leaf of the arming: a model with adapters keeps its slots from step to step.
-    leaf: NodeId,
-    hook: NodeId,
-}
-
-impl Use {
-    fn has_ended(&self) -> bool {
-        self.slot.phase().has_ended() || self.slot.leaf_id() != self.leaf
-    }
-}
 
 /// The node of an input that needs a gradient.
 struct InputNode {
@@ -86,9 +66,6 @@ struct Scope {
     inputs: Vec<Option<InputNode>>,
     /// The nodes of the leaves, and whether the sum of their gradients may be taken.
     leaves: Vec<(NodeId, bool)>,
-    uses: Vec<Use>,
-    /// The scope is in no other one that is recomputed.
-    is_outermost: bool,
     grads: OutputGrads,
 }
 
@@ -101,40 +78,29 @@ fn id_of(tensor: &DispatchTensor) -> NodeId {
 }
 
 /// Puts a scope on the tape. Returns its outputs.
-pub(crate) fn scope_node(
+pub(super) fn scope_node(
     parents: Parents,
     outputs: Vec<DispatchTensor>,
     again: RunAgain,
 ) -> Vec<DispatchTensor> {
     let grads = OutputGrads::default();
-    let is_in_scope = mode() == Mode::Replaying;
-
     let mut guards: Vec<NodeGuard> = parents.inputs.iter().flatten().map(guard).collect();
-    guards.extend(parents.leaves.iter().map(|leaf| guard(&leaf.tensor)));
-    let mut uses = Vec::new();
-    for slot in parents.slots {
-        let hook = match is_in_scope {
-            true => replayed(&slot),
-            false => slot.on_tape(false),
-        };
-        guards.push(guard(&hook));
-        let (leaf, hook) = (slot.leaf_id(), id_of(&hook));
-        uses.push(Use { slot, leaf, hook });
-    }
+    guards.extend(parents.leaves.iter().map(|(leaf, _)| guard(leaf)));
     let input = |input: &DispatchTensor| InputNode {
         id: id_of(input),
         is_leaf: Dispatch::float_is_require_grad(input),
     };
-    let leaf = |leaf: &Leaf| (id_of(&leaf.tensor), !leaf.is_distributed);
     let inputs = parents.inputs.iter();
+    let leaves = parents.leaves.iter();
     let scope = Scope {
         again,
         inputs: inputs.map(|tensor| tensor.as_ref().map(input)).collect(),
-        leaves: parents.leaves.iter().map(leaf).collect(),
-        uses,
-        is_outermost: !is_in_scope,
+        leaves: leaves
+            .map(|(leaf, is_distributed)| (id_of(leaf), !is_distributed))
+            .collect(),
         grads: grads.clone(),
     };
+    drop(parents);
     let autodiff = outputs[0].autodiff;
     let scalar = Zeros::like(&plain(outputs[0].clone())).one();
     let guards = gathered(guards, &scalar, autodiff);
@@ -157,38 +123,33 @@ pub(crate) fn scope_node(
     outputs.collect()
 }
 
+/// Gives the gradients of leaves on the tape of a scope to those who await them outside.
+struct Outer(Vec<NodeId>);
+
+impl Owner for Outer {
+    fn complete(&self, place: usize, grad: DispatchTensor) {
+        reach(self.0[place].value, Some(grad));
+    }
+
+    fn is_left(&self, place: usize, grad: Option<DispatchTensor>) {
+        reach(self.0[place].value, grad);
+    }
+
+    fn is_added_to(&self, place: usize) {
+        crate::backward::refuse(self.0[place]);
+    }
+}
+
 impl Scope {
     fn backward(self, grads: &mut Gradients) {
-        let Self {
-            again,
-            inputs,
-            leaves,
-            uses,
-            is_outermost,
-            grads: outputs,
-        } = self;
-        let of_outputs = std::mem::take(&mut *lock(&outputs));
-
-        // The weights are no longer in their slots, or no longer those of this arming.
-        assert!(!uses.iter().any(Use::has_ended), "{ARMING_HAS_ENDED}");
-        for session in uses.iter().filter_map(|used| used.slot.session()) {
-            session.begin();
-        }
-        let (run, params) = marks::recompute(|| replaying(is_outermost, again));
-        let uses: HashMap<_, _> = uses.iter().map(|it| (address(&it.slot), it)).collect();
-        let use_of = |slot: &Arc<Slot>| uses.get(&address(slot));
-        let is_used = |param: &Arc<ScopedParameter>| use_of(param.slot()).is_some();
-        assert!(
-            params.len() == uses.len() && params.iter().all(is_used),
-            "{COMPUTES_ANOTHER}"
-        );
+        let of_outputs = std::mem::take(&mut *lock(&self.grads));
         let Again {
             inputs: of_inputs,
             leaves: of_leaves,
             outputs,
-        } = run;
-        // The gradients that the tape of the scope starts from: the sums of later uses on the outer
-        // tape.
+        } = marks::recompute(|| replaying(self.again));
+
+        // The gradients that the tape of the scope starts from.
         let mut seeds: Vec<(NodeId, DispatchTensor)> = Vec::new();
         // Without outputs that lead to no loss: Burn runs no node without a gradient.
         let mut roots: Vec<NodeGuard> = Vec::new();
@@ -201,32 +162,38 @@ impl Scope {
         }
         // Burn reaches the last parent first.
         roots.reverse();
-        let mut seed = |outer, inner, like: DispatchTensor| {
-            let sum = take_sum(outer, &like, grads);
-            seeds.extend(sum.map(|sum| (inner, sum)));
-        };
-        for (input, leaf) in inputs.iter().zip(&of_inputs) {
+        // The sums of later uses on the outer tape.
+        for (input, leaf) in self.inputs.iter().zip(&of_inputs) {
             if let (Some(input), Some(leaf)) = (input, leaf) {
-                seed(input.id, id_of(leaf), plain(leaf.clone()));
+                let sum = match is_awaited(input.id) {
+                    true => take_partial(input.id),
+                    false => take_sum(input.id, &plain(leaf.clone()), grads),
+                };
+                seeds.extend(sum.map(|sum| (id_of(leaf), sum)));
             }
         }
-        for ((outer, may_take), leaf) in leaves.iter().zip(&of_leaves) {
-            if *may_take {
-                seed(*outer, id_of(leaf), plain(leaf.clone()));
-            }
-        }
-        for param in &params {
-            if let (Some(used), Some(hook)) = (use_of(param.slot()), param.hook()) {
-                seed(used.hook, hook, used.slot.placeholder());
+        let outer = Rc::new(Outer(self.leaves.iter().map(|(leaf, _)| *leaf).collect()));
+        let take = take_gradient(&outputs[0]);
+        let mut frame = Frame::new();
+        for (place, ((leaf, may_take), inner)) in self.leaves.iter().zip(&of_leaves).enumerate() {
+            if is_awaited(*leaf) {
+                let partial = take_partial(*leaf);
+                frame.wait_for(inner.id.value, take, partial, outer.clone(), place);
+            } else if *may_take {
+                let sum = take_sum(*leaf, &inner.zeros.all(), grads);
+                seeds.extend(sum.map(|sum| (inner.id, sum)));
             }
         }
 
         let scalar = Zeros::like(&plain(outputs[0].clone())).one();
         let autodiff = outputs[0].autodiff;
         drop(outputs);
-        let mut inner = backward(roots, seeds, scalar, autodiff);
+        let mut inner = backward(roots, seeds, scalar, autodiff, &frame);
+        let awaited = frame.leaves();
+        frame.finish();
+        drop(frame);
 
-        for (input, leaf) in inputs.iter().zip(&of_inputs) {
+        for (input, leaf) in self.inputs.iter().zip(&of_inputs) {
             let (Some(input), Some(leaf)) = (input, leaf) else {
                 continue;
             };
@@ -237,18 +204,12 @@ impl Scope {
                 register(grads, input.id, Zeros::like(&plain(leaf.clone())).all());
             }
         }
-        for ((outer, _), leaf) in leaves.iter().zip(&of_leaves) {
-            if let Some(grad) = Dispatch::grad_remove(leaf, &mut inner) {
+        for ((outer, _), leaf) in self.leaves.iter().zip(&of_leaves) {
+            if awaited.contains(&leaf.id.value) {
+                continue;
+            }
+            if let Some(grad) = take_sum(leaf.id, &leaf.zeros.all(), &mut inner) {
                 register(grads, *outer, grad);
-            }
-        }
-        for param in params {
-            let ScopedOutcome { slot, taken, grad } = param.outcome(&mut inner);
-            if taken {
-                slot.mark_taken(grads);
-            }
-            if let (Some(grad), Some(used)) = (grad, use_of(&slot)) {
-                register(grads, used.hook, grad);
             }
         }
     }
@@ -260,15 +221,26 @@ fn backward(
     seeds: Vec<(NodeId, DispatchTensor)>,
     scalar: DispatchTensor,
     autodiff: DispatchAutodiffContext,
+    frame: &Frame,
 ) -> Gradients {
     // Without outputs, sums of later uses pass through.
     if roots.is_empty() {
         roots.push(guard(&leaf(scalar.clone(), autodiff)));
     }
     let guards = gathered(roots, &scalar, autodiff);
-    Dispatch::backward(node(scalar, guards, autodiff, |reached| {
-        for (node, grad) in seeds {
-            register(reached.grads, node, grad);
-        }
-    }))
+    let leaves = frame.leaves();
+    Dispatch::backward(node(
+        scalar.clone(),
+        guards,
+        autodiff,
+        move |mut reached| {
+            if !leaves.is_empty() {
+                let is_understood = watch(&mut reached, &scalar, leaves);
+                assert!(is_understood, "the tape of the model was understood");
+            }
+            for (node, grad) in seeds {
+                register(reached.grads, node, grad);
+            }
+        },
+    ))
 }

@@ -6,8 +6,6 @@ use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 
-use crate::parameter::{Share, shared};
-
 /// The running statistics of a module, which its clones share.
 #[derive(Clone, Default)]
 pub(crate) struct Running {
@@ -36,13 +34,13 @@ impl Running {
         running
     }
 
-    /// Restores the running statistics of a module, which stays armed.
+    /// Restores the running statistics of a module, which its clones share.
     pub(crate) fn restore<M: Module>(&self, module: &M) {
         if self.params.is_empty() {
             return;
         }
         synchronize(module);
-        shared(module, Share::Model, &mut self.clone());
+        let _ = module.clone().map(&mut self.clone());
     }
 }
 

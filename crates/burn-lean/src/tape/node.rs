@@ -15,7 +15,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Shape};
 
-use crate::backend::{kind_of_backend, with_backend};
+use crate::backend::{kind_of_backend, plain, with_backend};
 
 /// The node of a tensor; `None` without autodiff, and on an unknown backend.
 pub(crate) fn node_of(tensor: &DispatchTensor) -> Option<NodeId> {
@@ -53,49 +53,6 @@ pub(crate) fn constant(value: DispatchTensor, autodiff: DispatchAutodiffContext)
 /// A leaf of the tape, which needs a gradient.
 pub(crate) fn leaf(value: DispatchTensor, autodiff: DispatchAutodiffContext) -> DispatchTensor {
     Dispatch::float_set_require_grad(constant(value, autodiff), true)
-}
-
-/// A tensor with autodiff that is kept for a step, without the box in which `Dispatch` has it: one
-/// for each parameter would be a share of the tape's memory.
-pub(crate) struct OnTape(DispatchTensor);
-
-impl OnTape {
-    pub(crate) fn new(tensor: DispatchTensor) -> Self {
-        Self(match tensor.kind {
-            DispatchTensorKind::Autodiff(kind) => DispatchTensor {
-                kind: *kind,
-                autodiff: tensor.autodiff,
-            },
-            _ => tensor,
-        })
-    }
-
-    pub(crate) fn get(&self) -> DispatchTensor {
-        DispatchTensor {
-            kind: DispatchTensorKind::Autodiff(Box::new(self.0.kind.clone())),
-            autodiff: self.0.autodiff,
-        }
-    }
-
-    /// The value without autodiff, which has no other owner from here.
-    pub(crate) fn into_value(self) -> DispatchTensor {
-        let kind = with_backend!(self.0.kind, |B, wrap, tensor| {
-            wrap(BackendTensor::Float(tensor.autodiff_inner()))
-        });
-        without_autodiff(kind.expect("the backend of a node is known"))
-    }
-
-    pub(crate) fn id(&self) -> NodeId {
-        node_of(&self.0).expect("a tensor of a tape has a node")
-    }
-
-    pub(crate) fn take_grad(&self, grads: &mut Gradients) -> Option<DispatchTensor> {
-        let grad = with_backend!(&self.0.kind, |B, wrap, tensor| {
-            let grad = tensor.as_autodiff().grad_remove(grads)?;
-            wrap(BackendTensor::Float(grad))
-        });
-        grad.map(without_autodiff)
-    }
 }
 
 /// Adds to the gradient of a node.
@@ -187,8 +144,17 @@ pub(crate) fn node<const N: usize>(
     }
 }
 
+/// The parent of a node that has fewer: it needs no gradient, and is not on the tape.
+#[cfg(feature = "operations")]
+pub(crate) fn unused(like: &DispatchTensor) -> NodeGuard {
+    guard(&constant(
+        Zeros::like(&plain(like.clone())).one(),
+        like.autodiff,
+    ))
+}
+
 /// Number of parents of one node. More parents are combined by nodes that compute nothing.
-pub(crate) const WIDTH: usize = 16;
+const WIDTH: usize = 16;
 
 /// Combines guards into one array, which begins with the first ones unchanged. `scalar` is any number
 /// on their backend.
@@ -204,9 +170,8 @@ pub(crate) fn gathered(
         guards.push(guard(&node(scalar.clone(), rest, autodiff, |_| {})));
     }
     if guards.len() < WIDTH {
-        // It needs no gradient, so that it is no parent on the tape.
-        let unused = constant(scalar.clone(), autodiff);
-        guards.resize_with(WIDTH, || guard(&unused));
+        let constant = constant(scalar.clone(), autodiff);
+        guards.resize_with(WIDTH, || guard(&constant));
     }
     guards.try_into().expect("filled up")
 }

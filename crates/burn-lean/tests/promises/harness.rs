@@ -10,7 +10,7 @@ use burn::optim::{
     AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, SgdConfig,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::{FirstPass, Outcome, ReleaseOptimizer, StepReport};
+use burn_lean::{Outcome, ReleaseOptimizer, StepReport, WithGradientRelease};
 
 /// What most tests need.
 pub(crate) mod prelude {
@@ -20,8 +20,8 @@ pub(crate) mod prelude {
         seeded,
     };
     pub(crate) use crate::small::{
-        PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish,
-        grads_of, numbered, numbered_from, panic_of, plain, small, train_plain,
+        PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, grads_of,
+        numbered, numbered_from, panic_of, plain, small, train_plain,
     };
     pub(crate) use burn::grad_clipping::GradientClippingConfig;
     pub(crate) use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
@@ -41,9 +41,8 @@ pub(crate) mod prelude {
     pub(crate) use burn::tensor::activation::{gelu, relu};
     pub(crate) use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
     pub(crate) use burn_lean::{
-        AdaptiveClippingConfig, AutoClipConfig, Budget, FirstPass, LossScalerConfig, NormClipping,
-        Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
-        WithGradientRelease, ZClipConfig, checkpoint,
+        AdaptiveClippingConfig, AutoClipConfig, Budget, LossScalerConfig, NormClipping, Outcome,
+        ReleaseError, ReleaseOptimizer, StepReport, WithGradientRelease, ZClipConfig, checkpoint,
     };
 }
 
@@ -233,9 +232,7 @@ pub(crate) fn release_step<M: Module>(
     optim: &mut ReleaseOptimizer,
     loss: impl FnOnce(&M) -> Tensor<1>,
 ) -> M {
-    let model = optim.arm(LR, model);
-    let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
-    optim.step(LR, model, grads)
+    optim.backward(LR, loss(&model), model)
 }
 
 pub(crate) fn momentum() -> ModuleOptimizer {
@@ -248,9 +245,6 @@ pub(crate) fn momentum() -> ModuleOptimizer {
 pub(crate) type Named = (&'static str, fn() -> ModuleOptimizer);
 
 pub(crate) const BOTH: &[Named] = &[("AdamW", adamw), ("momentum", momentum)];
-
-/// What is learned from the first pass, and what is stepped in it.
-pub(crate) const FIRST_PASSES: &[FirstPass] = &[FirstPass::Auto, FirstPass::Small];
 
 /// The devices of the backends that need no graphics card.
 pub(crate) fn devices() -> Vec<Device> {
@@ -351,16 +345,10 @@ pub(crate) fn release_run<M: Module>(
     (model, reports)
 }
 
-/// That every parameter was stepped inside backward: in the first `late` steps at its end, later as
-/// soon as its gradient was complete. Unused ones were left alone.
-pub(crate) fn assert_released(reports: &[StepReport], late: usize, what: &str) {
+/// That every parameter was stepped inside backward. Unused ones were left alone.
+pub(crate) fn assert_released(reports: &[StepReport], what: &str) {
     for (step, report) in reports.iter().enumerate() {
-        let expected = if step < late {
-            Outcome::ReleasedLate
-        } else {
-            Outcome::Released
-        };
-        let stepped = report.count(expected);
+        let stepped = report.count(Outcome::Released);
         let all = stepped + report.count(Outcome::Unused);
         assert!(stepped > 0, "{what}, report {step}: {report:?}");
         assert_eq!(
@@ -371,84 +359,21 @@ pub(crate) fn assert_released(reports: &[StepReport], late: usize, what: &str) {
     }
 }
 
-/// What one run with gradient release did, each step of which was compared with plain Burn's.
-pub(crate) struct Run {
-    what: String,
-    first_pass: FirstPass,
-    reports: Vec<StepReport>,
-}
-
-impl Run {
-    pub(crate) fn last(&self) -> &StepReport {
-        self.reports.last().expect("a step has run")
-    }
-
-    /// That every parameter was stepped inside backward, with plain Burn's sums.
-    pub(crate) fn assert_released(&self) {
-        let Self { what, reports, .. } = self;
-        let is_small = usize::from(self.first_pass == FirstPass::Small);
-        assert_released(reports, 1 - is_small, what);
-        // What a small first pass does is not known to be plain Burn's, even where it is.
-        for report in &reports[is_small..] {
-            assert!(report.is_plain(), "{what}: {report:?}");
-        }
-    }
-}
-
-/// Trains with plain Burn once for each optimizer, and compares with it a run with gradient release
-/// for each first pass: all bits, after each step.
+/// Trains with plain Burn once for each optimizer, and compares with it a run with gradient release:
+/// all bits, after each step. In each of them, every parameter was stepped inside backward.
 pub(crate) fn both_ways<M: Module>(
     optims: &[Named],
-    first_passes: &[FirstPass],
     steps: usize,
     make: impl Fn() -> M,
     loss: impl Fn(&M, usize) -> Tensor<1>,
-) -> Vec<Run> {
+) -> Vec<Vec<StepReport>> {
     let mut runs = Vec::new();
     for (name, optim) in optims {
         let (_, expected) = plain_run(make(), &mut optim(), 0..steps, &loss);
-        let by_value = by_value_run(make(), optim(), 0..steps, &loss, &expected, name);
-        for report in &by_value {
-            use burn_lean::value::Outcome;
-            let late = report.count(Outcome::AtEnd) + report.count(Outcome::Skipped);
-            assert_eq!(late, 0, "{name}: {report:?}");
-            assert!(report.count(Outcome::Released) > 0, "{name}: {report:?}");
-            if report.in_place() < report.count(Outcome::Released) {
-                println!("IN PLACE {name}: {report:?}");
-            }
-        }
-        for first_pass in first_passes.iter().copied() {
-            let what = format!("{name}, {first_pass:?}");
-            let optim = ReleaseOptimizer::from(optim());
-            let mut release = optim.with_first_pass(first_pass);
-            let (_, reports) = release_run(make(), &mut release, 0..steps, &loss, &expected, &what);
-            runs.push(Run {
-                what,
-                first_pass,
-                reports,
-            });
-        }
+        let mut release = optim().with_gradient_release();
+        let (_, reports) = release_run(make(), &mut release, 0..steps, &loss, &expected, name);
+        assert_released(&reports, name);
+        runs.push(reports);
     }
     runs
-}
-
-/// Trains with gradient release, and compares each step with `expected`. What each step did.
-pub(crate) fn by_value_run<M: Module>(
-    mut model: M,
-    optim: ModuleOptimizer,
-    steps: Range<usize>,
-    loss: impl Fn(&M, usize) -> Tensor<1>,
-    expected: &[Bits],
-    what: &str,
-) -> Vec<burn_lean::value::StepReport> {
-    use burn_lean::value::WithGradientRelease;
-    let mut optim = optim.with_gradient_release();
-    let mut reports = Vec::new();
-    for (step, expected) in steps.zip(expected) {
-        let loss = loss(&model, step);
-        model = optim.backward(LR, loss, model);
-        assert_bits(&bits(&model), expected, &format!("{what}, after step {step}"));
-        reports.push(optim.last_step().expect("a step has run").clone());
-    }
-    reports
 }

@@ -41,8 +41,7 @@ impl Small {
         self.forward(x).square().mean()
     }
 
-    /// The bits as whoever uses the model sees them. A visitor would see placeholders while it is
-    /// armed.
+    /// The bits as whoever uses the model sees them.
     pub(crate) fn values(&self) -> Vec<Vec<u32>> {
         let bias = |layer: &Linear| bits_of(layer.bias.as_ref().unwrap().val());
         vec![
@@ -93,12 +92,6 @@ pub(crate) fn started() -> (Small, ReleaseOptimizer) {
     (model, optim.with_gradient_release())
 }
 
-/// Ends a step that was armed before.
-pub(crate) fn finish(model: Small, optim: &mut ReleaseOptimizer, step: usize) -> Small {
-    let grads = grads_of(&model, step);
-    optim.step(LR, model, grads)
-}
-
 pub(crate) fn grads_of(model: &Small, step: usize) -> GradientsParams {
     GradientsParams::from_grads(model.loss(step).backward(), model)
 }
@@ -125,7 +118,6 @@ pub(crate) fn plain_values(batches: &[usize]) -> Vec<Vec<u32>> {
 
 /// Trains on with release and with plain Burn from there; both are to stay the same.
 pub(crate) fn assert_goes_on(mut model: Small, optim: &mut ReleaseOptimizer, mut plain: Plain) {
-    // A copy of an armed model may still be of one, and visitors would see its placeholders.
     assert_eq!(model.values(), plain.0.values(), "before going on");
     for step in 50..53 {
         model = release_step(model, optim, |model| model.loss(step));

@@ -10,9 +10,9 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device};
 
 use super::Asked;
+use super::one_param::{Ask, ask, may_refuse, stateless};
 use super::pass::Stepper;
 use crate::error::ReleaseError;
-use crate::optimizer::{Ask, ask, may_refuse, stateless};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::tape::node_of;
 use crate::wide::is_half;
@@ -91,7 +91,7 @@ impl Survey {
             let in_f16 = self.trained().find(|it| it.dtype == DType::F16);
             if let Some(checked) = in_f16 {
                 let path = checked.path();
-                return Err(ReleaseError::HalfPrecision { path });
+                return Err(not_steppable(path, HALF_PRECISION));
             }
         }
         let new: Vec<_> = self.trained().filter(|it| !asked.has(it)).collect();
@@ -128,7 +128,7 @@ impl Survey {
                 return Err(ReleaseError::NotSteppable { path, reason });
             }
             if needs_f32 && !answer.takes_f32 {
-                return Err(ReleaseError::F32Gradients { path });
+                return Err(not_steppable(path, NO_F32_GRADIENTS));
             }
         }
         new.into_iter().for_each(|checked| asked.insert(checked));
@@ -159,6 +159,22 @@ impl Checked {
         (self.ask)(without_states, &self.param, one, &self.device, self.dtype)
     }
 }
+
+fn not_steppable(path: String, reason: &str) -> ReleaseError {
+    let reason = reason.into();
+    ReleaseError::NotSteppable { path, reason }
+}
+
+const HALF_PRECISION: &str = "it is in fp16, and so is its gradient, in which small numbers vanish \
+when the scale of the loss is taken off; take an optimizer that computes in fp32 (`in_five_bytes`) and \
+give it gradients in fp32 (`with_f32_gradients`), or keep the weights in fp32";
+
+const NO_F32_GRADIENTS: &str = "its optimizer computes in the type of the weight, and takes no gradient \
+in f32; take one that computes in f32, as `in_five_bytes` of `burn_lean::optim`, or leave out \
+`with_f32_gradients`";
+
+const DISTRIBUTED: &str = "it is marked as distributed, so Burn reduces its gradient over the devices, \
+as soon as it is complete; train this model with Burn's optimizer";
 
 impl Asked {
     fn has(&self, checked: &Checked) -> bool {
@@ -196,15 +212,18 @@ impl PathVisitor for Survey {
         }
         let base = param.base().into_dispatch();
         if is_trained && node_of(&base).is_none() {
-            self.refused.get_or_insert_with(|| ReleaseError::Backend {
-                path: path_text(path),
-                device: format!("{:?}", param.lazy_device()),
+            self.refused.get_or_insert_with(|| {
+                let device = param.lazy_device();
+                let reason = format!(
+                    "it is on {device:?}, a backend that burn-lean was not compiled for; switch its \
+                     feature on (flex, ndarray, wgpu or cuda, or cube for other devices of CubeCL)"
+                );
+                not_steppable(path_text(path), &reason)
             });
         }
         if is_trained && param.is_distributed() {
             let path = path_text(path);
-            self.refused
-                .get_or_insert(ReleaseError::Distributed { path });
+            self.refused.get_or_insert(not_steppable(path, DISTRIBUTED));
         }
         self.params.push(Checked {
             param: AnyParam::new(path, param),

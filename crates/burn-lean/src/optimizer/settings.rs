@@ -21,7 +21,7 @@ impl ReleaseOptimizer {
     ///
     /// In [two passes](Self::two_passes) and in an [ordinary step](Self::step), the whole step is
     /// skipped. In one pass, only the parameters whose gradients have overflowed are skipped: see
-    /// [`Outcome::Skipped`](crate::value::Outcome::Skipped).
+    /// [`Outcome::Skipped`](crate::Outcome::Skipped).
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
         self.stepper_mut().pipeline.set_scaler(scaler);
         self
@@ -49,7 +49,7 @@ impl ReleaseOptimizer {
     }
 
     /// Measures the global norm in each step:
-    /// [`StepReport::grad_norm`](crate::value::StepReport::grad_norm).
+    /// [`StepReport::grad_norm`](crate::StepReport::grad_norm).
     pub fn with_grad_norm(mut self) -> Self {
         self.stepper_mut().pipeline.reports_norm = true;
         self

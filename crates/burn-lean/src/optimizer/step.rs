@@ -25,7 +25,7 @@ impl ReleaseOptimizer {
     ///
     /// For several optimizers, and for gradients of what is in no model, see [`backward()`].
     ///
-    /// [`backward()`]: crate::value::backward
+    /// [`backward()`]: crate::backward
     pub fn backward<M: Module, const D: usize>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -198,7 +198,7 @@ impl ReleaseOptimizer {
         let measured = measured.map_err(|param| ReleaseError::NonFinite {
             path: survey.path_of(param),
             stepped: 0,
-            armed: survey.params.len(),
+            of: survey.params.len(),
         })?;
         Ok(!measured.is_finite())
     }

@@ -10,13 +10,13 @@ use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Shape;
 
+use super::one_param::step_one;
 use super::report::Outcome;
 use crate::backend::{added, in_f32, plain};
 use crate::backward::{Owner, Readiness};
 use crate::error::ReleaseError;
 use crate::gradients::{Pipeline, Transformed};
 use crate::marks;
-use crate::optimizer::step_one;
 use crate::path::{Path, path_text};
 use crate::reduction::{InFlight, flat, shaped};
 
@@ -405,7 +405,7 @@ impl State {
                 *stop = Some(ReleaseError::NonFinite {
                     path: path_text(&entry.path),
                     stepped: progress.stepped,
-                    armed: entries.len(),
+                    of: entries.len(),
                 });
             }
             Stepped::NotMeasured => *stop = Some(ReleaseError::NotMeasured),

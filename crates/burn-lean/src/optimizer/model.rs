@@ -8,6 +8,7 @@ use std::vec::IntoIter;
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::GradientCheckpointingStrategy;
 
 use super::pass::{Entry, Value};
 use crate::backward::{TakeGradient, take_gradient};
@@ -123,4 +124,37 @@ pub(super) fn put<M: Module>(model: M, entries: Vec<Entry>) -> M {
         }
     }
     model.map(&mut Put(entries.into_iter().peekable()))
+}
+
+/// A weight as autodiff had it: with this strategy, or without autodiff if there is none.
+fn with_autodiff<const D: usize>(
+    weight: Tensor<D>,
+    strategy: Option<GradientCheckpointingStrategy>,
+) -> Tensor<D> {
+    let weight = weight.autodiff();
+    match strategy {
+        Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
+        None => weight.inner(),
+    }
+}
+
+/// The weight of a parameter as autodiff had it.
+pub(crate) fn as_param<const D: usize>(
+    weight: Tensor<D>,
+    strategy: Option<GradientCheckpointingStrategy>,
+    is_active: bool,
+) -> Tensor<D> {
+    with_autodiff(weight, strategy).set_require_grad(is_active)
+}
+
+/// Changes the value of a parameter, apart from autodiff.
+pub(crate) fn with_value<const D: usize>(
+    param: Param<Tensor<D>>,
+    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
+    let is_trained = param.is_require_grad();
+    let (id, tensor, mapper) = param.consume();
+    let strategy = tensor.gradient_checkpointing_strategy();
+    let tensor = as_param(change(tensor.inner()), strategy, is_trained);
+    Param::from_mapped_value(id, tensor, mapper)
 }

@@ -39,7 +39,7 @@ impl ReleaseOptimizer {
     /// use burn::nn::{Linear, LinearConfig};
     /// use burn::optim::AdamConfig;
     /// use burn::tensor::{Device, Distribution, Tensor};
-    /// use burn_lean::value::WithGradientRelease;
+    /// use burn_lean::WithGradientRelease;
     ///
     /// let device = Device::flex().autodiff();
     /// let mut model: Linear = LinearConfig::new(4, 2).init(&device);
@@ -128,7 +128,7 @@ impl ReleaseOptimizer {
     /// use burn::nn::{Linear, LinearConfig};
     /// use burn::optim::SgdConfig;
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean::value::WithGradientRelease;
+    /// use burn_lean::WithGradientRelease;
     ///
     /// let device = Device::flex().autodiff();
     /// let model: Linear = LinearConfig::new(4, 2).init(&device);

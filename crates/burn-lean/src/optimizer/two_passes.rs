@@ -25,8 +25,7 @@ impl ReleaseOptimizer {
     /// use burn::nn::{Linear, LinearConfig};
     /// use burn::optim::AdamWConfig;
     /// use burn::tensor::{Device, Distribution, Tensor};
-    /// use burn_lean::NormClipping;
-    /// use burn_lean::value::WithGradientRelease;
+    /// use burn_lean::{NormClipping, WithGradientRelease};
     ///
     /// let device = Device::flex().autodiff();
     /// let model: Linear = LinearConfig::new(4, 2).init(&device);
@@ -139,7 +138,7 @@ impl ReleaseOptimizer {
         let measured = measured.map_err(|param| ReleaseError::NonFinite {
             path: survey.path_of(param),
             stepped: 0,
-            armed: entries.len(),
+            of: entries.len(),
         })?;
         if measured.is_finite() {
             pipeline.begin_second_pass();

@@ -30,7 +30,7 @@ use crate::wide::is_half;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{AdamWConfig, SgdConfig};
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean::value::{WithGradientRelease, backward};
+/// use burn_lean::{WithGradientRelease, backward};
 ///
 /// let device = Device::flex().autodiff();
 /// let encoder: Linear = LinearConfig::new(8, 4).init(&device);
