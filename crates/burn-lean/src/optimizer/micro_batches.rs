@@ -10,6 +10,8 @@ use burn::tensor::Device;
 
 use super::model::Sums;
 use super::{ReleaseOptimizer, try_backward};
+#[cfg(feature = "train")]
+use crate::backend::{added, in_f32};
 use crate::error::{Refused, ReleaseError, expect};
 use crate::path::params_of;
 
@@ -71,6 +73,21 @@ impl ReleaseOptimizer {
         model: &M,
     ) -> Result<(), Refused<(), Option<Tensor<D>>>> {
         try_backward(loss, self.accumulating(model)).map(|_| ())
+    }
+
+    /// Adds gradients that exist already to the sums of the window.
+    #[cfg(feature = "train")]
+    pub(crate) fn accumulate_grads<M: Module>(&mut self, model: &M, mut grads: GradientsParams) {
+        let is_wide = self.sums_are_in_f32();
+        for param in params_of(model) {
+            let Some(grad) = param.take_grad(&mut grads) else {
+                continue;
+            };
+            let grad = if is_wide { in_f32(grad) } else { grad };
+            if let Some(sum) = added(self.sums.remove(&param.id), Some(grad)) {
+                self.sums.insert(param.id, sum);
+            }
+        }
     }
 
     /// Whether there are gradients of micro-batches that were not stepped with.

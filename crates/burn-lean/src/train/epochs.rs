@@ -60,9 +60,6 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
             "gradient release: clipping by a norm of all gradients needs two passes; add \
              `with_two_passes()` to the `GradientReleaseStrategy`"
         );
-        if let Some(first_pass) = strategy.first_pass {
-            parts.optim = parts.optim.with_first_pass(first_pass);
-        }
         let model = model.fork(&strategy.device);
         let processes = &strategy.processes;
         let stops_early = components.early_stopping.is_some();

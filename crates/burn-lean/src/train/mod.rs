@@ -11,6 +11,7 @@ mod events;
 mod learner;
 pub mod metric;
 mod monitor;
+mod output;
 mod processes;
 pub mod resume;
 mod stepping;
@@ -19,6 +20,7 @@ mod strategy;
 pub use checkpoint::BlockingCheckpointingStrategy;
 pub use learner::release_learner;
 pub use monitor::{PeakMemory, StepMonitor};
+pub use output::output;
 #[cfg(feature = "data-parallel")]
 pub use processes::INTERRUPTED_ELSEWHERE;
 pub use strategy::{GradientReleaseStrategy, TwoPassStrategy};

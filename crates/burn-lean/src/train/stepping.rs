@@ -1,17 +1,14 @@
 //! The iterations of a training.
 
+use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::train::{
-    InferenceStep, Learner, LearnerModel, TrainLoader, TrainOutput, TrainStep, ValidLoader,
-};
+use burn::train::{InferenceStep, Learner, LearnerModel, TrainLoader, TrainStep, ValidLoader};
 
 use super::events::Events;
 use super::learner::{Parts, to_save};
+use super::output::run;
 use super::strategy::GradientReleaseStrategy;
-use crate::error::{ReleaseError, expect};
-use crate::optimizer::Handover;
-use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
+use crate::{ReleaseOptimizer, TwoPasses};
 
 /// The state of a learner while it trains with gradient release.
 pub(super) struct Stepping<'a, M: LearnerModel> {
@@ -22,12 +19,10 @@ pub(super) struct Stepping<'a, M: LearnerModel> {
     optim: ReleaseOptimizer,
     scheduler: ModuleLrScheduler,
     lr: ModuleLearningRate,
-    accumulator: ReleaseAccumulator,
-    handover: Handover,
-    /// The optimizer for `TrainStep::optimize`.
-    user_optim: ModuleOptimizer,
     /// Iterations of a window.
     window: usize,
+    /// Whether it was said that a step runs backward itself.
+    is_told: bool,
 }
 
 /// Clones a batch for the second pass, if there is one.
@@ -44,7 +39,6 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         Parts { optim, scheduler }: Parts,
         grad_accumulation: Option<usize>,
     ) -> Self {
-        let handover = Handover::default();
         Self {
             strategy,
             again,
@@ -52,11 +46,9 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             scheduler,
             // As in Burn, before the first step.
             lr: 0.0.into(),
-            accumulator: optim.accumulator(),
-            user_optim: handover.optimizer(expect(optim.own_optimizer())),
             optim,
-            handover,
             window: grad_accumulation.unwrap_or(1),
+            is_told: false,
         }
     }
 
@@ -99,16 +91,21 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         self.strategy.processes.should_stop(at, &events.interrupter);
         let model = self.take_model();
         // The sums of a window that was interrupted are dropped, as in Burn.
-        let model = self.accumulator.cancel(model);
+        drop(self.optim.take_sums(&model));
         self.model = Some(self.strategy.processes.shared(model));
     }
 
     /// An iteration that is not the last of its window.
     fn accumulate(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         let model = self.take_model();
-        let model = self.accumulator.arm(model);
-        let output = TrainStep::step(&model, item);
-        self.accumulator.accumulate_if_any(&model, output.grads);
+        let (output, loss) = run(&model, item);
+        match loss {
+            Some(loss) => self.optim.accumulate(loss, &model),
+            None => {
+                self.tell();
+                self.optim.accumulate_grads(&model, output.grads);
+            }
+        }
         self.model = Some(model);
         self.strategy.monitor.end(iteration, None);
         output.item
@@ -117,50 +114,64 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
     /// An optimizer step, with the sums of the iterations before this one.
     fn step(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         self.lr = self.scheduler.step();
-        let (lr, sums) = (self.lr.clone(), self.accumulator.grads());
-        let (model, output) = match self.again.map(|again| again(&item)) {
-            Some(again) => self.two_passes(sums, item, again),
+        let (model, lr) = (self.take_model(), self.lr.clone());
+        let (model, item) = match self.again.map(|again| again(&item)) {
+            Some(again) => self.two_passes(model, item, again),
             None => {
-                let model = self.take_model();
-                let model = self.optim.arm_accumulated(lr.clone(), model, sums);
-                let output = TrainStep::step(&model, item);
-                (model, output)
+                let (output, loss) = run(&model, item);
+                let item = output.item;
+                let model = match loss {
+                    Some(loss) => self.optim.backward(lr, loss, model),
+                    None => {
+                        self.tell();
+                        self.optim.step(lr, model, output.grads)
+                    }
+                };
+                (model, item)
             }
         };
-        let handed_over = self
-            .optim
-            .hand_over(&lr, &model, output.grads, &self.handover);
-        let (marks, report) = expect(handed_over);
-        let model = model.optimize(&mut self.user_optim, lr.clone(), marks);
-        let model = self.optim.take_back(model, report.clone(), &self.handover);
-        self.model = Some(expect(model));
-        let step = (report, lr.base());
-        self.strategy.monitor.end(iteration, Some(step));
-        output.item
+        self.model = Some(model);
+        let report = self.optim.last_step().expect("a step has run").clone();
+        self.strategy
+            .monitor
+            .end(iteration, Some((report, self.lr.base())));
+        item
     }
 
     /// Measures the norm of all gradients in one pass, and steps in another, unless a gradient has
     /// overflowed.
-    fn two_passes(
-        &mut self,
-        sums: GradientsParams,
-        item: Batch<M>,
-        again: Batch<M>,
-    ) -> (M, TrainOutput<Output<M>>) {
-        let model = self.take_model();
-        let armed = self.optim.try_arm_to_measure(model, sums);
-        let model = expect(armed.map_err(ReleaseError::from));
-        let (first, passes) = TwoPasses::first(&model, || TrainStep::step(&model, item));
-        let measured = expect(self.optim.try_measured(&model, first.grads));
-        let item = first.item;
-        if !measured.is_finite() {
-            let grads = GradientsParams::new();
-            return (model, TrainOutput { grads, item });
+    fn two_passes(&mut self, model: M, item: Batch<M>, again: Batch<M>) -> (M, Output<M>) {
+        let lr = self.lr.clone();
+        let ((output, measured), passes) = TwoPasses::first(&model, || {
+            let (output, loss) = run(&model, item);
+            let measured = loss.map(|loss| self.optim.measure(loss, &model));
+            (output, measured)
+        });
+        match measured {
+            Some(norm) if norm.is_finite() => {}
+            // The step was skipped.
+            Some(_) => return (model, output.item),
+            None => {
+                // All gradients exist, so one pass is enough.
+                self.tell();
+                return (self.optim.step(lr, model, output.grads), output.item);
+            }
         }
-        drop(item);
-        let model = self.optim.arm(self.lr.clone(), model);
-        let output = passes.second(&model, || TrainStep::step(&model, again));
-        (model, output)
+        drop(output);
+        let (output, loss) = passes.second(&model, || run(&model, again));
+        let loss = left(loss);
+        (self.optim.backward(lr, loss, model), output.item)
+    }
+
+    /// Says once that gradients are not released.
+    fn tell(&mut self) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            log::warn!(
+                "gradient release: `TrainStep::step` runs backward itself, so all gradients exist at \
+                 once, as in plain Burn; return `burn_lean::train::output(self, loss, item)` in place of \
+                 `TrainOutput::new(self, loss.backward(), item)`"
+            );
+        }
     }
 
     pub(super) fn validate(
@@ -214,6 +225,10 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
     fn model(&self) -> &M {
         self.model.as_ref().expect(THERE)
     }
+}
+
+fn left(loss: Option<Tensor<1>>) -> Tensor<1> {
+    loss.expect("gradient release: the second pass of a step has left no loss, where the first has")
 }
 
 const THERE: &str = "only a panic takes the model";

@@ -6,15 +6,15 @@ use super::StepMonitor;
 use super::processes::Processes;
 #[cfg(feature = "data-parallel")]
 use crate::DataParallel;
-use crate::FirstPass;
 
 /// Trains on one device with gradient release, and is otherwise Burn's strategy for one device.
 ///
-/// Each iteration moves the scheduler on, arms the model with that rate, runs the model's
-/// `TrainStep::step`, in whose backward the parameters are stepped, and lets `TrainStep::optimize`
-/// finish the step. With gradients accumulated over `n` iterations, all but the last of a window
-/// add theirs to the sums inside backward, and the last one steps with the sums. An incomplete
-/// window at the end of an epoch is stepped with, as in Burn 0.22.
+/// Each iteration moves the scheduler on, runs the model's `TrainStep::step`, which leaves its loss with
+/// [`output`](super::output()), and runs backward, in which the parameters are stepped. A step that runs
+/// backward itself trains as with plain Burn, and a warning in the log says so once. With gradients
+/// accumulated over `n` iterations, all but the last of a window add theirs to the sums inside backward,
+/// and the last one steps with the sums. An incomplete window at the end of an epoch is stepped with, as
+/// in Burn 0.22. `TrainStep::optimize` is not called.
 ///
 /// # Example
 ///
@@ -48,13 +48,12 @@ use crate::FirstPass;
 /// - with a `Learner` that [`release_learner`](crate::train::release_learner) has not made;
 /// - with an optimizer that [needs two passes](crate::ReleaseOptimizer::needs_two_passes), and a
 ///   strategy without [`with_two_passes`](Self::with_two_passes);
-/// - where gradient release refuses a step, as after a `TrainStep` that ran backward twice, with
+/// - where gradient release refuses a step, with
 ///   the text of the [`ReleaseError`](crate::ReleaseError).
 #[derive(Clone, Debug)]
 pub struct GradientReleaseStrategy {
     pub(super) device: Device,
     pub(super) monitor: StepMonitor,
-    pub(super) first_pass: Option<FirstPass>,
     pub(super) processes: Processes,
 }
 
@@ -75,7 +74,6 @@ impl GradientReleaseStrategy {
         Self {
             device,
             monitor: StepMonitor::new(),
-            first_pass: None,
             processes: Processes::default(),
         }
     }
@@ -103,15 +101,6 @@ impl GradientReleaseStrategy {
     #[cfg(feature = "data-parallel")]
     pub fn with_replicas(mut self, parallel: DataParallel) -> Self {
         self.processes.parallel = Some(parallel);
-        self
-    }
-
-    /// Chooses when parameters are stepped in the first pass: see [`FirstPass`]. A run that is
-    /// resumed ends with the bits of the run that was not interrupted with
-    /// [`FirstPass::Exact`]; the default needs less memory in that pass. Without this, the optimizer
-    /// [chooses](crate::ReleaseOptimizer::with_first_pass).
-    pub fn with_first_pass(mut self, first_pass: FirstPass) -> Self {
-        self.first_pass = Some(first_pass);
         self
     }
 

@@ -7,8 +7,7 @@ use crate::train::monitor::Iteration;
 /// Share of the stepped parameters that were stepped the moment their gradient was complete, in
 /// percent.
 ///
-/// Below 100 the entry shows the number of late steps (at the end of backward, as in the first
-/// pass) and of ordinary steps (parameters that were not armed).
+/// Below 100 the entry shows the number of those that were stepped when backward had ended.
 pub type ReleasedMetric = MonitorMetric<Released>;
 
 /// The reading of [`ReleasedMetric`].
@@ -23,29 +22,25 @@ impl Reading for Released {
     const HIGHER_IS_BETTER: bool = true;
 
     fn value(iteration: &Iteration) -> Option<f64> {
-        let [released, late, ordinary] = counts(iteration)?;
-        let stepped = released + late + ordinary;
+        let [released, at_end] = counts(iteration)?;
+        let stepped = released + at_end;
         (stepped > 0).then(|| 100.0 * released as f64 / stepped as f64)
     }
 
     fn remark(iteration: &Iteration) -> Option<String> {
-        let [released, late, ordinary] = counts(iteration)?;
-        let stepped = released + late + ordinary;
-        let mut remark = format!("{released} of {stepped} parameters");
-        for (count, what) in [(late, "late"), (ordinary, "not armed")] {
-            if count > 0 {
-                remark += &format!(", {count} {what}");
-            }
-        }
-        Some(remark)
+        let [released, at_end] = counts(iteration)?;
+        let remark = format!("{released} of {} parameters", released + at_end);
+        Some(match at_end {
+            0 => remark,
+            _ => format!("{remark}, {at_end} after backward"),
+        })
     }
 }
 
-/// The numbers of parameters that were released, late and not armed.
-fn counts(iteration: &Iteration) -> Option<[usize; 3]> {
+/// The numbers of parameters that were stepped inside backward, and after it.
+fn counts(iteration: &Iteration) -> Option<[usize; 2]> {
     let (report, _) = iteration.step.as_ref()?;
-    let outcomes = [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary];
-    Some(outcomes.map(|outcome| report.count(outcome)))
+    Some([Outcome::Released, Outcome::AtEnd].map(|outcome| report.count(outcome)))
 }
 
 /// The learning rate that the weights were stepped with. With groups, the rate of parameters in no

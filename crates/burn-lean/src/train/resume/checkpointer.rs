@@ -89,7 +89,6 @@ impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
 /// use burn::optim::AdamConfig;
 /// use burn::tensor::Device;
 /// use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
-/// use burn_lean::FirstPass;
 /// use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers, resume_point};
 /// use burn_lean::train::{GradientReleaseStrategy, release_learner};
 ///
@@ -99,7 +98,7 @@ impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
 ///     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,
 ///     valid: Arc<dyn DataLoader<<M as InferenceStep>::Input>>,
 /// ) -> io::Result<()> {
-///     let strategy = GradientReleaseStrategy::new(Device::flex()).with_first_pass(FirstPass::Exact);
+///     let strategy = GradientReleaseStrategy::new(Device::flex());
 ///     let done = resume_point(directory)?; // `None`: a new run
 ///     let train = ResumedDataLoader::new(train, done.map_or(1, |epoch| epoch + 1));
 ///     let training = SupervisedTraining::new(directory, train, valid);
