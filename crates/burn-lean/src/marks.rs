@@ -51,8 +51,6 @@ pub(crate) fn step<T>(
 mod nothing {
     use burn::backend::DispatchTensor;
 
-    pub(crate) fn read(_: &DispatchTensor) {}
-
     pub(crate) fn step<T>(
         weight: DispatchTensor,
         grad: DispatchTensor,

@@ -33,8 +33,16 @@ pub(crate) trait Owner {
         Readiness::Ready
     }
 
-    /// Backward begins. The gradient of this leaf will be registered so often.
-    fn begins(&self, _place: usize, _registrations: usize) {}
+    /// The gradient of this leaf will be registered, as it is in the graph of the loss.
+    fn is_in_graph(&self, _place: usize) {}
+
+    /// Whether the pass is refused, as none of the leaves is in the graph.
+    fn is_refused(&self) -> bool {
+        false
+    }
+
+    /// Backward begins; nothing is to be done with gradients if it is refused.
+    fn begins(&self, _is_refused: bool) {}
 
     /// The gradient is complete.
     fn complete(&self, place: usize, grad: DispatchTensor);
@@ -213,53 +221,49 @@ pub(crate) fn take_partial(leaf: NodeId) -> Option<DispatchTensor> {
 
 /// One registration of a leaf that is awaited, which may bring nothing.
 pub(crate) fn reach(leaf: u64, grad: Option<DispatchTensor>) {
-    enum Then {
-        Nothing,
-        Complete,
-        AddTo(Rc<dyn Owner>, usize),
-    }
-    let then = AWAITING.with_borrow_mut(|awaiting| {
-        let Some(awaited) = awaiting.by_leaf.get_mut(&leaf) else {
-            return Then::Nothing;
-        };
-        if awaited.left == 0 || awaited.is_complete {
-            return match grad {
-                Some(_) => Then::AddTo(awaited.owner.clone(), awaited.place),
-                None => Then::Nothing,
-            };
+    let counted = AWAITING.with_borrow_mut(|awaiting| {
+        let awaited = awaiting.by_leaf.get_mut(&leaf)?;
+        awaited.left = awaited.left.checked_sub(1)?;
+        Some((awaited.partial.take(), awaited.left == 0))
+    });
+    let Some((partial, is_last)) = counted else {
+        if grad.is_some() {
+            refuse(leaf);
         }
-        awaited.left -= 1;
-        // As Burn adds: the new one first.
-        awaited.partial = added(grad, awaited.partial.take());
-        match awaited.left == 0 && awaited.partial.is_some() {
-            true => Then::Complete,
-            false => Then::Nothing,
+        return;
+    };
+    // As Burn adds: the new one first. Without the borrow: threads of a backend that wait for their
+    // work may take up another backward pass.
+    let sum = added(grad, partial);
+    let is_complete = is_last && sum.is_some();
+    AWAITING.with_borrow_mut(|awaiting| {
+        if let Some(awaited) = awaiting.by_leaf.get_mut(&leaf) {
+            awaited.partial = sum;
         }
     });
-    match then {
-        Then::Nothing => {}
-        Then::Complete => complete_when_ready(leaf),
-        Then::AddTo(owner, place) => owner.is_added_to(place),
+    if is_complete {
+        complete_when_ready(leaf);
     }
 }
 
 /// Tells the owner of a leaf that its gradient is not what was counted.
-pub(crate) fn refuse(leaf: NodeId) {
-    let owner = AWAITING.with_borrow(|awaiting| {
-        let awaited = awaiting.by_leaf.get(&leaf.value)?;
-        Some((awaited.owner.clone(), awaited.place))
-    });
-    if let Some((owner, place)) = owner {
+pub(crate) fn refuse(leaf: u64) {
+    if let Some((owner, place)) = owner_of(leaf) {
         owner.is_added_to(place);
     }
 }
 
-fn complete_when_ready(leaf: u64) {
-    let owner = AWAITING.with_borrow(|awaiting| {
+fn owner_of(leaf: u64) -> Option<(Rc<dyn Owner>, usize)> {
+    AWAITING.with_borrow(|awaiting| {
         let awaited = awaiting.by_leaf.get(&leaf)?;
         Some((awaited.owner.clone(), awaited.place))
-    });
-    let Some((owner, place)) = owner else { return };
+    })
+}
+
+fn complete_when_ready(leaf: u64) {
+    let Some((owner, place)) = owner_of(leaf) else {
+        return;
+    };
     match owner.readiness(place) {
         Readiness::Ready => complete(leaf),
         _ => AWAITING.with_borrow_mut(|awaiting| awaiting.waiting.push((leaf, 0))),
@@ -282,10 +286,7 @@ fn complete(leaf: u64) {
 fn ripen() {
     let waiting = AWAITING.with_borrow_mut(|awaiting| std::mem::take(&mut awaiting.waiting));
     for (leaf, waited) in waiting {
-        let readiness = AWAITING.with_borrow(|awaiting| {
-            let awaited = awaiting.by_leaf.get(&leaf)?;
-            Some(awaited.owner.readiness(awaited.place))
-        });
+        let readiness = owner_of(leaf).map(|(owner, place)| owner.readiness(place));
         let still = match readiness {
             None => None,
             Some(Readiness::Ready) => {
@@ -352,17 +353,26 @@ pub(crate) fn watch<const N: usize>(
         return false;
     }
     derived::wait_for(derived, &counts);
-    let begun = AWAITING.with_borrow_mut(|awaiting| {
-        let counted = counts.iter().filter_map(|(leaf, count)| {
-            let awaited = awaiting.by_leaf.get_mut(leaf)?;
-            awaited.left = *count;
-            Some((awaited.owner.clone(), awaited.place, *count))
+    let mut owners: Vec<Rc<dyn Owner>> = Vec::new();
+    for (leaf, count) in counts {
+        let owner = AWAITING.with_borrow_mut(|awaiting| {
+            let awaited = awaiting.by_leaf.get_mut(&leaf)?;
+            awaited.left = count;
+            Some((awaited.owner.clone(), awaited.place))
         });
-        counted.collect::<Vec<_>>()
-    });
-    for (owner, place, count) in begun {
-        owner.begins(place, count);
+        let Some((owner, place)) = owner else {
+            continue;
+        };
+        if count > 0 {
+            owner.is_in_graph(place);
+        }
+        if !owners.iter().any(|known| Rc::ptr_eq(known, &owner)) {
+            owners.push(owner);
+        }
     }
+    // Before any of them has changed anything.
+    let is_refused = owners.iter().any(|owner| owner.is_refused());
+    owners.iter().for_each(|owner| owner.begins(is_refused));
     with_backend!(&like.kind, |B, wrap, like| {
         let (root, like) = (reached.ops.node.clone(), like.clone().float());
         *reached.grads = Gradients::new_distributed::<B>(root, like, Box::new(Watch));

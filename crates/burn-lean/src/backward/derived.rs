@@ -179,7 +179,7 @@ impl Owner for OnThisTape {
     fn is_added_to(&self, _: usize) {
         let leaves = &self.0.leaves;
         // Once more than was counted: their owner refuses it.
-        leaves.iter().for_each(|leaf| awaiting::refuse(*leaf));
+        leaves.iter().for_each(|leaf| awaiting::refuse(leaf.value));
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device};
@@ -20,6 +21,7 @@ use crate::wide::is_half;
 /// A parameter of a model.
 pub(super) struct Checked {
     pub(super) param: AnyParam,
+    leaf: Option<NodeId>,
     device: Device,
     dtype: DType,
     ask: Ask,
@@ -53,6 +55,12 @@ impl Survey {
 
     pub(super) fn has(&self, id: ParamId) -> bool {
         self.places.contains_key(&id)
+    }
+
+    /// The leaves of those that require gradients, with their paths.
+    pub(super) fn leaves(&self) -> Vec<(NodeId, String)> {
+        let leaf = |it: &Checked| Some((it.leaf?, it.path()));
+        self.trained().filter_map(leaf).collect()
     }
 
     pub(super) fn ids(&self) -> Vec<ParamId> {
@@ -109,6 +117,7 @@ impl Survey {
                 device,
                 dtype,
                 ask,
+                ..
             } = checked;
             let (path, needs_f32) = (checked.path(), gives_f32 && is_half(*dtype));
             let answer = match (refusing.contains(&param.id), needs_f32) {
@@ -227,6 +236,7 @@ impl PathVisitor for Survey {
         }
         self.params.push(Checked {
             param: AnyParam::new(path, param),
+            leaf: node_of(&base),
             device: param.lazy_device(),
             dtype: base.dtype(),
             ask: ask::<D>,

@@ -5,12 +5,14 @@ use std::collections::HashSet;
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{
-    Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, ParamMapper,
-};
+#[cfg(feature = "data-parallel")]
+use burn::module::ParamGroup;
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
+#[cfg(feature = "data-parallel")]
+use burn::optim::SgdConfig;
 #[cfg(feature = "optim")]
 use burn::optim::join_path;
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 #[cfg(feature = "optim")]
 use burn::store::RecordError;
 use burn::tensor::{DType, Device, Shape};
@@ -142,6 +144,7 @@ pub(super) fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
 }
 
 /// The states of one parameter, where `to_record` copies those of all.
+#[cfg(feature = "data-parallel")]
 pub(crate) fn record_of(optim: &ModuleOptimizer, param: ParamId) -> OptimizerRecord {
     // A new group drops the states of its parameters, here those of all others. Cloning the optimizer
     // copies no tensor.

@@ -1,9 +1,11 @@
 //! The parts of a backward pass: optimizers, each with a model.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::tensor::Gradients;
@@ -100,7 +102,7 @@ pub trait Part: sealed::Run {}
 impl<P: sealed::Run> Part for P {}
 
 pub(super) mod sealed {
-    use super::{Frame, ReleaseError};
+    use super::{Frame, NodeId, ReleaseError};
 
     pub trait Run {
         /// What the pass gives back: the model that was stepped, or the norm that was measured.
@@ -110,6 +112,8 @@ pub(super) mod sealed {
 
         /// Whether the pass can begin. Nothing has changed.
         fn check(&mut self) -> Result<(), ReleaseError>;
+        /// The leaves of what was checked, with their paths.
+        fn leaves(&self) -> Vec<(NodeId, String)>;
         fn begin(&mut self, frame: &mut Frame);
         /// Ends what backward has begun.
         fn end(&mut self) -> Result<(), ReleaseError>;
@@ -224,10 +228,6 @@ impl<'a> Held<'a> {
     /// Steps, or measures, what backward has left. Returns how far the pass has come.
     fn end(&mut self) -> Result<Progress, ReleaseError> {
         let pass = self.pass.clone().expect("the pass has begun");
-        let is_trained = pass.state().entries.iter().any(|entry| entry.is_trained);
-        if is_trained && !pass.state().progress.is_used {
-            return Err(ReleaseError::NotInGraph);
-        }
         pass.state().end_backward();
         let progress = self.close();
         match pass.state().stop.take() {
@@ -291,11 +291,8 @@ impl<M: Module> Stepping<'_, M> {
             entry.takes_f32 = is_wide && survey.takes_f32(stepper, entry.id);
         }
         self.held.survey = survey;
-        let pass = self
-            .held
+        self.held
             .start(found.entries, Purpose::Step(self.lr.clone()));
-        // Nothing has to be in a graph.
-        pass.state().progress.is_used = true;
     }
 }
 
@@ -309,6 +306,10 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
         self.held.survey.check_rates(&self.lr)?;
         self.held.optimizer.check_steps(&self.held.survey)?;
         self.held.optimizer.stepper().pipeline.check_measured()
+    }
+
+    fn leaves(&self) -> Vec<(NodeId, String)> {
+        self.held.survey.leaves()
     }
 
     fn begin(&mut self, frame: &mut Frame) {
@@ -349,6 +350,10 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
         self.held.check(self.model)
     }
 
+    fn leaves(&self) -> Vec<(NodeId, String)> {
+        self.held.survey.leaves()
+    }
+
     fn begin(&mut self, frame: &mut Frame) {
         let optimizer = &mut *self.held.optimizer;
         // The norm of the window is another one from here on.
@@ -377,6 +382,10 @@ impl<M: Module> sealed::Run for Measuring<'_, M> {
     fn check(&mut self) -> Result<(), ReleaseError> {
         self.held.check(self.model)?;
         self.held.optimizer.check_steps(&self.held.survey)
+    }
+
+    fn leaves(&self) -> Vec<(NodeId, String)> {
+        self.held.survey.leaves()
     }
 
     fn begin(&mut self, frame: &mut Frame) {
@@ -418,7 +427,24 @@ macro_rules! tuples {
 
             fn check(&mut self) -> Result<(), ReleaseError> {
                 $(self.$at.check()?;)+
+                let mut seen = HashMap::new();
+                // In one model, the first parameter of a leaf gets its gradient, as with plain Burn.
+                $(
+                    for (leaf, path) in self.$at.leaves() {
+                        let (first, part) = seen.entry(leaf).or_insert_with(|| (path.clone(), $at));
+                        if *part != $at {
+                            let (first, second) = (first.clone(), path);
+                            return Err(ReleaseError::DuplicateParam { first, second });
+                        }
+                    }
+                )+
                 Ok(())
+            }
+
+            fn leaves(&self) -> Vec<(NodeId, String)> {
+                let mut leaves = Vec::new();
+                $(leaves.extend(self.$at.leaves());)+
+                leaves
             }
 
             fn begin(&mut self, frame: &mut Frame) {

@@ -152,6 +152,8 @@ pub(super) struct State {
     pub(super) stepper: Option<Box<Stepper>>,
     /// The places of parameters, where replicas return their gradients.
     places: HashMap<ParamId, usize>,
+    /// Those that are in the graph of the loss, where replicas keep to an order.
+    used: HashSet<ParamId>,
     pub(super) progress: Progress,
     /// Why no more parameters are stepped.
     pub(super) stop: Option<ReleaseError>,
@@ -166,7 +168,6 @@ pub(super) struct Progress {
     pub(super) in_place: usize,
     /// Whether an optimizer's step has begun and not ended.
     pub(super) is_stepping: bool,
-    pub(super) is_used: bool,
 }
 
 impl Pass {
@@ -184,6 +185,7 @@ impl Pass {
             purpose,
             stepper: Some(stepper),
             places,
+            used: HashSet::new(),
             progress: Progress::default(),
             stop: None,
             has_ended: false,
@@ -206,17 +208,35 @@ impl Owner for Pass {
         }
     }
 
-    fn begins(&self, place: usize, registrations: usize) {
-        if registrations == 0 {
+    fn is_in_graph(&self, place: usize) {
+        self.state().entries[place].is_used = true;
+    }
+
+    fn is_refused(&self) -> bool {
+        !self.state().entries.iter().any(|entry| entry.is_used)
+    }
+
+    fn begins(&self, is_refused: bool) {
+        let state = &mut *self.state();
+        if is_refused {
+            state.stop = Some(ReleaseError::NotInGraph);
             return;
         }
-        let state = &mut *self.state();
-        let entry = &mut state.entries[place];
-        (entry.is_used, state.progress.is_used) = (true, true);
-        // Without its leaf, the weight has no second owner. A parameter that is not in the graph keeps
-        // it, as with plain Burn.
-        if let Value::Base(_) = entry.value {
-            entry.value = Value::Weight(entry.value.take_weight());
+        for entry in state.entries.iter_mut().filter(|entry| entry.is_used) {
+            // Without its leaf, the weight has no second owner. A parameter that is not in the graph
+            // keeps it, as with plain Burn.
+            if let Value::Base(_) = entry.value {
+                entry.value = Value::Weight(entry.value.take_weight());
+            }
+        }
+        if state
+            .stepper()
+            .in_flight
+            .as_ref()
+            .is_some_and(InFlight::has_order)
+        {
+            let used = state.entries.iter().filter(|entry| entry.is_used);
+            state.used = used.map(|entry| entry.id).collect();
         }
     }
 
@@ -286,18 +306,11 @@ impl State {
         let recipients = self.stepper().pipeline.recipients(is_measuring);
         self.entries[place].outcome = self.outcome_now();
         let id = self.entries[place].id;
-        let used: HashSet<ParamId> = match in_flight.has_order() {
-            true => self
-                .entries
-                .iter()
-                .filter(|entry| entry.is_used)
-                .map(|entry| entry.id)
-                .collect(),
-            false => HashSet::new(),
-        };
+        let used = std::mem::take(&mut self.used);
         let mut receiver = |param, mean| self.received(&in_flight, param, mean);
         let is_used = |param| used.contains(&param);
         let sent = in_flight.push(id, flat(grad), recipients, is_used, &mut receiver);
+        self.used = used;
         self.returned(in_flight, sent);
     }
 

@@ -17,7 +17,9 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 
 use super::mode::replaying;
 use crate::backend::plain;
-use crate::backward::{Frame, Owner, is_awaited, reach, take_gradient, take_partial, watch};
+use crate::backward::{
+    Frame, Owner, is_awaited, reach, refuse, take_gradient, take_partial, watch,
+};
 use crate::lock::lock;
 use crate::marks;
 use crate::tape::{Zeros, gathered, guard, is_tracked, leaf, node, node_of, register, take_sum};
@@ -136,7 +138,7 @@ impl Owner for Outer {
     }
 
     fn is_added_to(&self, place: usize) {
-        crate::backward::refuse(self.0[place]);
+        refuse(self.0[place].value);
     }
 }
 
@@ -175,8 +177,13 @@ impl Scope {
         let outer = Rc::new(Outer(self.leaves.iter().map(|(leaf, _)| *leaf).collect()));
         let take = take_gradient(&outputs[0]);
         let mut frame = Frame::new();
+        let are_awaited: Vec<bool> = self
+            .leaves
+            .iter()
+            .map(|(leaf, _)| is_awaited(*leaf))
+            .collect();
         for (place, ((leaf, may_take), inner)) in self.leaves.iter().zip(&of_leaves).enumerate() {
-            if is_awaited(*leaf) {
+            if are_awaited[place] {
                 let partial = take_partial(*leaf);
                 frame.wait_for(inner.id.value, take, partial, outer.clone(), place);
             } else if *may_take {
@@ -189,7 +196,6 @@ impl Scope {
         let autodiff = outputs[0].autodiff;
         drop(outputs);
         let mut inner = backward(roots, seeds, scalar, autodiff, &frame);
-        let awaited = frame.leaves();
         frame.finish();
         drop(frame);
 
@@ -204,8 +210,8 @@ impl Scope {
                 register(grads, input.id, Zeros::like(&plain(leaf.clone())).all());
             }
         }
-        for ((outer, _), leaf) in self.leaves.iter().zip(&of_leaves) {
-            if awaited.contains(&leaf.id.value) {
+        for (place, ((outer, _), leaf)) in self.leaves.iter().zip(&of_leaves).enumerate() {
+            if are_awaited[place] {
                 continue;
             }
             if let Some(grad) = take_sum(leaf.id, &leaf.zeros.all(), &mut inner) {

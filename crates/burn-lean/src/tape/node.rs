@@ -15,7 +15,9 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Shape};
 
-use crate::backend::{kind_of_backend, plain, with_backend};
+#[cfg(feature = "operations")]
+use crate::backend::plain;
+use crate::backend::{kind_of_backend, with_backend};
 
 /// The node of a tensor; `None` without autodiff, and on an unknown backend.
 pub(crate) fn node_of(tensor: &DispatchTensor) -> Option<NodeId> {
