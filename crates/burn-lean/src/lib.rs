@@ -65,6 +65,7 @@ mod path;
 mod recompute;
 mod reduction;
 mod tape;
+mod tensors;
 #[cfg(feature = "timeline")]
 pub mod timeline;
 #[cfg(feature = "train")]
@@ -90,11 +91,11 @@ pub use optimizer::{
     Stepping, WithGradientRelease, backward, try_backward,
 };
 pub use recompute::{
-    Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors,
-    TwoPasses, checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each,
-    checkpoint_encoder, checkpoint_steps,
+    Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, Planned, TwoPasses, checkpoint,
+    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder, checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
+pub use tensors::{MapTensor, Tensors};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -12,10 +12,10 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, TensorMetadata};
 use super::awaiting::{self, Owner, TakeGradient, reach, take_gradient};
 use crate::backend::{is_same_backend, plain};
 use crate::lock::lock;
-use crate::recompute::{MapTensor, Tensors};
 use crate::tape::{
     Reached, Zeros, constant, gathered, guard, is_tracked, leaf, node, node_of, register,
 };
+use crate::tensors::{MapTensor, Tensors};
 
 /// A tensor that is computed from parameters alone, as a transposed weight, `derived(w.val(), |w|
 /// w.transpose())`, or the product of two.

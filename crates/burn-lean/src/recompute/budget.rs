@@ -6,8 +6,9 @@ use burn::backend::TensorMetadata;
 use burn::module::Module;
 
 use super::checkpoint::seeded;
-use super::{MapTensor, Mode, Tensors, checkpoint, mode};
+use super::{Mode, checkpoint, mode};
 use crate::lock::lock;
+use crate::tensors::{MapTensor, Tensors};
 
 /// Keeps the activations of as many scopes as fit into a number of bytes. Backward recomputes the
 /// others.

@@ -10,10 +10,10 @@ use super::node::{Again, COMPUTES_ANOTHER, NewLeaf, Parents, scope_node};
 use super::outline::Outline;
 use super::random::Seed;
 use super::running::Running;
-use super::{MapTensor, Tensors};
 use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::marks;
 use crate::tape::{Zeros, is_tracked, node_of};
+use crate::tensors::{MapTensor, Tensors};
 
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.

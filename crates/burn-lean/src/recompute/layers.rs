@@ -6,7 +6,8 @@ use burn::nn::transformer::{
 };
 use burn::tensor::{Bool, Int, Tensor};
 
-use super::{Tensors, checkpoint};
+use super::checkpoint;
+use crate::tensors::Tensors;
 
 /// Runs layers one after the other, each in a scope of [`checkpoint`].
 ///

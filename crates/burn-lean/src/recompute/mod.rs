@@ -8,7 +8,6 @@ mod node;
 mod outline;
 mod random;
 mod running;
-mod tensors;
 mod two_passes;
 
 pub use budget::{Budget, BudgetPass, Planned};
@@ -21,5 +20,5 @@ pub use layers::{
 };
 pub(crate) use mode::{Mode, check_outside_of_scopes, mode};
 pub(crate) use random::forget_random;
-pub use tensors::{MapTensor, Tensors};
+
 pub use two_passes::TwoPasses;
