@@ -6,7 +6,7 @@ use lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
 use crate::error::ReleaseError;
-use crate::path::{Path, PathVisitor, WithPaths, params_of, path_text};
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 /// The group of parameters that are usually trained without weight decay: biases, normalisation
 /// layers and embeddings.
@@ -42,13 +42,18 @@ use crate::path::{Path, PathVisitor, WithPaths, params_of, path_text};
 /// # let _ = optim;
 /// ```
 pub fn no_decay<M: Module>(model: &M) -> ParamGroup {
-    let params = params_of(model).into_iter();
-    let paths = params.filter(|param| param.is_trained).filter_map(|param| {
-        let path = path_text(&param.path);
-        let rank = param.shape.num_dims();
-        is_not_decayed(rank, &path, container(&param.path)).then_some(path)
-    });
-    let paths: Vec<String> = paths.collect();
+    struct NotDecayed(Vec<String>);
+    impl PathVisitor for NotDecayed {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            let text = path_text(path);
+            if param.is_require_grad() && is_not_decayed(D, &text, container(path)) {
+                self.0.push(text);
+            }
+        }
+    }
+    let mut paths = NotDecayed(Vec::new());
+    model.visit(&mut WithPaths::new(&mut paths));
+    let paths = paths.0;
     ParamGroup::from_paths(paths.iter().map(String::as_str).collect())
 }
 

@@ -1,5 +1,7 @@
 //! The parameters of a model, and their paths.
 
+use std::rc::Rc;
+
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -11,8 +13,14 @@ pub(crate) type Path = Vec<(String, String)>;
 
 /// The path as Burn's parameter groups match it.
 pub(crate) fn path_text(path: &[(String, String)]) -> String {
-    let names: Vec<&str> = path.iter().map(|(name, _)| name.as_str()).collect();
-    names.join(".")
+    let mut text = String::new();
+    for (name, _) in path {
+        if !text.is_empty() {
+            text.push('.');
+        }
+        text.push_str(name);
+    }
+    text
 }
 
 #[cfg(any(feature = "optim", feature = "timeline"))]
@@ -38,12 +46,30 @@ pub(crate) trait PathMapper {
 pub(crate) struct WithPaths<'a, V> {
     inner: &'a mut V,
     path: Path,
+    /// Names of before, whose memory the next ones take: a step walks over thousands of them.
+    spare: Path,
 }
 
 impl<'a, V> WithPaths<'a, V> {
     pub(crate) fn new(inner: &'a mut V) -> Self {
-        let path = Path::new();
-        Self { inner, path }
+        Self {
+            inner,
+            path: Path::new(),
+            spare: Path::new(),
+        }
+    }
+
+    fn enter(&mut self, name: &str, container: &str) {
+        let mut entry = self.spare.pop().unwrap_or_default();
+        entry.0.clear();
+        entry.0.push_str(name);
+        entry.1.clear();
+        entry.1.push_str(container);
+        self.path.push(entry);
+    }
+
+    fn exit(&mut self) {
+        self.spare.extend(self.path.pop());
     }
 }
 
@@ -54,11 +80,11 @@ impl<V: PathVisitor> ModuleVisitor for WithPaths<'_, V> {
 
     fn enter_module(&mut self, name: &str, container: &str) {
         self.inner.enter(&self.path, name, container);
-        self.path.push((name.into(), container.into()));
+        self.enter(name, container);
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
+        self.exit();
     }
 }
 
@@ -68,18 +94,19 @@ impl<M: PathMapper> ModuleMapper for WithPaths<'_, M> {
     }
 
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push((name.into(), container.into()));
+        self.enter(name, container);
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
+        self.exit();
     }
 }
 
 /// A float parameter of any rank.
 pub(crate) struct AnyParam {
     pub(crate) id: ParamId,
-    pub(crate) path: Path,
+    /// As Burn's parameter groups match it.
+    pub(crate) path: Rc<str>,
     pub(crate) shape: Shape,
     /// Whether it requires gradients. Asking that initializes a lazy parameter.
     pub(crate) is_trained: bool,
@@ -92,7 +119,7 @@ impl AnyParam {
     pub(crate) fn new<const D: usize>(path: &Path, param: &Param<Tensor<D>>) -> Self {
         Self {
             id: param.id,
-            path: path.clone(),
+            path: path_text(path).into(),
             shape: param.lazy_shape(),
             is_trained: param.is_require_grad(),
             get: |grads, id| Some(grads.get::<D>(id)?.into_dispatch()),

@@ -99,7 +99,7 @@ impl PathMapper for Stepper<'_> {
             let step = |weight, grad| {
                 let (weight, grad) = (Tensor::from_dispatch(weight), Tensor::from_dispatch(grad));
                 let lr = self.lr.clone();
-                step_one::<D>(self.optim, lr, id, path, weight, grad).into_dispatch()
+                step_one::<D>(self.optim, lr, id, &path_text(path), weight, grad).into_dispatch()
             };
             let (weight, grad) = (weight.into_dispatch(), grad.into_dispatch());
             Tensor::from_dispatch(marks::step(weight, grad, step, |weight| Some(weight)))

@@ -8,7 +8,7 @@ use lean_replicas::{Known, ModelWalk, ReplicaError, Replicas, kind};
 
 use crate::backend::reading_waits;
 use crate::optimizer::as_param;
-use crate::path::{params_of, path_text};
+use crate::path::params_of;
 
 /// Sends the model of the first replica, with its ids, to all of them. Of a model that trains, what
 /// is trained is compared instead.
@@ -31,7 +31,7 @@ pub(super) fn known<M: Module>(model: &M) -> Vec<Known> {
     let params = params_of(model).into_iter();
     let known = params.map(|param| Known {
         id: param.id.val(),
-        path: path_text(&param.path),
+        path: param.path.to_string(),
         size: param.shape.num_elements(),
         is_trained: param.is_trained,
     });

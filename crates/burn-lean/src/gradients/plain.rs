@@ -12,7 +12,7 @@ use super::clipping::scaled;
 use super::norm::{SquaredNorms, squared_norm};
 use super::pipeline::out_of_range;
 use crate::error::{ReleaseError, expect};
-use crate::path::{params_of, path_text};
+use crate::path::params_of;
 
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
 /// `clip_grad_norm_` does, for plain Burn.
@@ -69,7 +69,7 @@ pub fn try_clip_grad_norm<M: Module>(
     if let Some(id) = norms.first_non_finite(&ids) {
         let param = params.iter().find(|param| param.id == id);
         return Err(ReleaseError::NonFinite {
-            path: param.map_or_else(String::new, |param| path_text(&param.path)),
+            path: param.map_or_else(String::new, |param| param.path.to_string()),
             stepped: 0,
             of: params.len(),
         });

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::rc::Rc;
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
@@ -53,6 +54,15 @@ impl Survey {
         self.params.iter().filter(|it| it.param.is_trained)
     }
 
+    /// The path of the parameter that a walk comes to, when it has met so many others.
+    pub(super) fn path_at(&self, place: usize, id: ParamId) -> Rc<str> {
+        let is_it = |at: &Checked| at.param.id == id;
+        let found = self.params.get(place).filter(|it| is_it(it));
+        // A module of the user's may be mapped in another order than it is visited.
+        let found = found.or_else(|| Some(&self.params[*self.places.get(&id)?]));
+        found.map_or_else(|| "".into(), |it| it.param.path.clone())
+    }
+
     pub(super) fn has(&self, id: ParamId) -> bool {
         self.places.contains_key(&id)
     }
@@ -74,8 +84,8 @@ impl Survey {
 
     pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
         for checked in self.trained() {
-            let path = checked.path();
-            let rate = rates.lr_from_param(checked.param.id, Some(&path));
+            let path = &checked.param.path;
+            let rate = rates.lr_from_param(checked.param.id, Some(path));
             // A rate of infinity makes NaN of a weight whose gradient is zero.
             if !rate.is_finite() || rate < 0.0 {
                 return Err(ReleaseError::OutOfRange {
@@ -119,7 +129,7 @@ impl Survey {
                 ask,
                 ..
             } = checked;
-            let (path, needs_f32) = (checked.path(), gives_f32 && is_half(*dtype));
+            let needs_f32 = gives_f32 && is_half(*dtype);
             let answer = match (refusing.contains(&param.id), needs_f32) {
                 (true, _) => {
                     let asked = |optim| ask(optim, param, param.shape.clone(), device, *dtype);
@@ -134,10 +144,10 @@ impl Survey {
                 (false, true) => checked.ask_of_one(&mut without_states),
             };
             if let Some(reason) = answer.refusal {
-                return Err(ReleaseError::NotSteppable { path, reason });
+                return Err(not_steppable(checked.path(), &reason));
             }
             if needs_f32 && !answer.takes_f32 {
-                return Err(not_steppable(path, NO_F32_GRADIENTS));
+                return Err(not_steppable(checked.path(), NO_F32_GRADIENTS));
             }
         }
         new.into_iter().for_each(|checked| asked.insert(checked));
@@ -156,7 +166,7 @@ impl Survey {
 
 impl Checked {
     pub(super) fn path(&self) -> String {
-        path_text(&self.param.path)
+        self.param.path.to_string()
     }
 
     /// Asks an optimizer without states, of one element of the parameter.

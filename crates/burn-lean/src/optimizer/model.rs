@@ -3,16 +3,17 @@
 
 use std::collections::HashMap;
 use std::iter::Peekable;
+use std::rc::Rc;
 use std::vec::IntoIter;
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::GradientCheckpointingStrategy;
 
+use super::checks::Survey;
 use super::pass::{Entry, Value};
 use crate::backward::{TakeGradient, take_gradient};
-use crate::path::{Path, PathMapper, PathVisitor, WithPaths};
 use crate::tape::{constant, leaf, node_of};
 
 /// Gradients by parameter: sums of micro-batches, or those of an ordinary step.
@@ -36,7 +37,7 @@ impl Found {
     fn add<const D: usize>(
         &mut self,
         id: ParamId,
-        path: &Path,
+        path: Rc<str>,
         base: Tensor<D>,
         is_trained: bool,
         sum: Option<DispatchTensor>,
@@ -55,54 +56,68 @@ impl Found {
     }
 }
 
-/// Looks at the parameters that require gradients or have a sum. The weights stay in the model.
-pub(super) fn look<M: Module>(model: &M, sums: &mut Sums) -> Found {
-    struct Look<'a> {
-        found: Found,
-        sums: &'a mut Sums,
+struct Walk<'a> {
+    survey: &'a Survey,
+    found: Found,
+    sums: &'a mut Sums,
+    /// How many parameters were met.
+    met: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(survey: &'a Survey, sums: &'a mut Sums) -> Self {
+        Self {
+            survey,
+            found: Found::default(),
+            sums,
+            met: 0,
+        }
     }
-    impl PathVisitor for Look<'_> {
-        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-            let (is_trained, sum) = (param.is_require_grad(), self.sums.remove(&param.id));
+
+    fn path_of_next(&mut self, id: ParamId) -> Rc<str> {
+        self.met += 1;
+        self.survey.path_at(self.met - 1, id)
+    }
+}
+
+/// Looks at the parameters that require gradients or have a sum. The weights stay in the model.
+pub(super) fn look<M: Module>(model: &M, survey: &Survey, sums: &mut Sums) -> Found {
+    struct Look<'a>(Walk<'a>);
+    impl ModuleVisitor for Look<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let path = self.0.path_of_next(param.id);
+            let (is_trained, sum) = (param.is_require_grad(), self.0.sums.remove(&param.id));
             if is_trained || sum.is_some() {
-                let found = &mut self.found;
+                let found = &mut self.0.found;
                 let entry = found.add(param.id, path, param.base(), is_trained, sum);
                 entry.value = Value::InModel;
             }
         }
     }
-    let found = Found::default();
-    let mut look = Look { found, sums };
-    model.visit(&mut WithPaths::new(&mut look));
-    look.found
+    let mut look = Look(Walk::new(survey, sums));
+    model.visit(&mut look);
+    look.0.found
 }
 
 /// Takes the weights of these parameters out of a model.
-pub(super) fn take<M: Module>(model: M, sums: &mut Sums) -> (M, Found) {
-    struct Take<'a> {
-        found: Found,
-        sums: &'a mut Sums,
-    }
-    impl PathMapper for Take<'_> {
-        fn map<const D: usize>(
-            &mut self,
-            path: &Path,
-            param: Param<Tensor<D>>,
-        ) -> Param<Tensor<D>> {
-            let (is_trained, sum) = (param.is_require_grad(), self.sums.remove(&param.id));
+pub(super) fn take<M: Module>(model: M, survey: &Survey, sums: &mut Sums) -> (M, Found) {
+    struct Take<'a>(Walk<'a>);
+    impl ModuleMapper for Take<'_> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let path = self.0.path_of_next(param.id);
+            let (is_trained, sum) = (param.is_require_grad(), self.0.sums.remove(&param.id));
             if !is_trained && sum.is_none() {
                 return param;
             }
             let (id, base, mapper) = param.consume();
             let empty = Tensor::empty([0; D], &base.device());
-            self.found.add(id, path, base, is_trained, sum);
+            self.0.found.add(id, path, base, is_trained, sum);
             Param::from_mapped_value(id, empty, mapper)
         }
     }
-    let found = Found::default();
-    let mut take = Take { found, sums };
-    let model = model.map(&mut WithPaths::new(&mut take));
-    (model, take.found)
+    let mut take = Take(Walk::new(survey, sums));
+    let model = model.map(&mut take);
+    (model, take.0.found)
 }
 
 /// Puts the weights back into the model that they were taken from.

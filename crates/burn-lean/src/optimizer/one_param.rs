@@ -20,25 +20,20 @@ use burn::tensor::{DType, Device, Shape};
 use burn_pack::Writer;
 
 use crate::gradients::{Answer, asked};
-#[cfg(feature = "optim")]
-use crate::path::path_text;
-use crate::path::{AnyParam, Path};
+use crate::path::AnyParam;
 
 #[derive(Clone, Debug)]
 struct OneParam<'a, const D: usize> {
-    path: &'a Path,
+    path: &'a str,
     param: Param<Tensor<D>>,
 }
 
 impl<const D: usize> Module for OneParam<'_, D> {
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        for (name, container) in self.path {
-            mapper.enter_module(name, container);
-        }
+        // Burn joins the names to this text.
+        mapper.enter_module(self.path, "");
         let param = Module::map(self.param, mapper);
-        for (name, container) in self.path.iter().rev() {
-            mapper.exit_module(name, container);
-        }
+        mapper.exit_module(self.path, "");
         Self {
             path: self.path,
             param,
@@ -112,7 +107,7 @@ pub(super) fn may_refuse<'a>(
         let rank = param.shape.num_dims();
         record = record
             .with_scalar(&join_path(&name, "__rank"), rank.into())
-            .with_metadata(&name, &path_text(&param.path));
+            .with_metadata(&name, &param.path);
     }
     let record = record.into_bytes().map_err(RecordError::from);
     let record = record.and_then(OptimizerRecord::from_bytes);
@@ -159,7 +154,7 @@ pub(crate) fn step_one<const D: usize>(
     optim: &mut ModuleOptimizer,
     lr: ModuleLearningRate,
     id: ParamId,
-    path: &Path,
+    path: &str,
     weight: Tensor<D>,
     grad: Tensor<D>,
 ) -> Tensor<D> {

@@ -283,7 +283,7 @@ impl<M: Module> Stepping<'_, M> {
     /// Steps with gradients that exist already, when it [ends](sealed::Run::end).
     pub(super) fn begin_ordinary(&mut self, survey: Survey, mut grads: Sums) {
         let model = self.model.take().expect(MODEL);
-        let (model, mut found) = take(model, &mut grads);
+        let (model, mut found) = take(model, &survey, &mut grads);
         self.model = Some(model);
         for entry in &mut found.entries {
             let is_wide = entry.sum.as_ref().is_some_and(|sum| !is_half(sum.dtype()));
@@ -314,7 +314,7 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
 
     fn begin(&mut self, frame: &mut Frame) {
         let model = self.model.take().expect(MODEL);
-        let (model, found) = take(model, &mut self.held.optimizer.sums);
+        let (model, found) = take(model, &self.held.survey, &mut self.held.optimizer.sums);
         self.model = Some(model);
         self.held
             .begin(found, Purpose::Step(self.lr.clone()), frame);
@@ -359,7 +359,7 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
         // The norm of the window is another one from here on.
         optimizer.stepper_mut().pipeline.forget_measured();
         let in_f32 = optimizer.sums_are_in_f32();
-        let found = look(self.model, &mut optimizer.sums);
+        let found = look(self.model, &self.held.survey, &mut optimizer.sums);
         self.held
             .begin(found, Purpose::Accumulate { in_f32 }, frame);
     }
@@ -391,7 +391,7 @@ impl<M: Module> sealed::Run for Measuring<'_, M> {
     fn begin(&mut self, frame: &mut Frame) {
         let optimizer = &mut *self.held.optimizer;
         optimizer.stepper_mut().pipeline.forget_measured();
-        let found = look(self.model, &mut optimizer.sums);
+        let found = look(self.model, &self.held.survey, &mut optimizer.sums);
         self.held.begin(found, Purpose::Measure, frame);
     }
 

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use burn::Tensor;
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
@@ -17,7 +18,6 @@ use crate::backward::{Owner, Readiness};
 use crate::error::ReleaseError;
 use crate::gradients::{Pipeline, Transformed};
 use crate::marks;
-use crate::path::{Path, path_text};
 use crate::reduction::{InFlight, flat, shaped};
 
 /// What steps parameters: Burn's optimizer, and what is done to gradients before it.
@@ -59,7 +59,7 @@ pub(super) enum Purpose {
 /// A parameter in a backward pass.
 pub(super) struct Entry {
     pub(super) id: ParamId,
-    pub(super) path: Path,
+    pub(super) path: Rc<str>,
     shape: Shape,
     pub(super) value: Value,
     pub(super) autodiff: DispatchAutodiffContext,
@@ -99,7 +99,7 @@ type StepFn = fn(&mut Stepper, Step<'_>) -> (DispatchTensor, Stepped);
 
 struct Step<'a> {
     id: ParamId,
-    path: &'a Path,
+    path: &'a str,
     weight: DispatchTensor,
     grad: DispatchTensor,
     lr: &'a ModuleLearningRate,
@@ -117,14 +117,14 @@ impl Entry {
     /// The parameter with this base, which the model has no more.
     pub(super) fn new<const D: usize>(
         id: ParamId,
-        path: &Path,
+        path: Rc<str>,
         base: DispatchTensor,
         is_trained: bool,
         sum: Option<DispatchTensor>,
     ) -> Self {
         Self {
             id,
-            path: path.clone(),
+            path,
             shape: base.shape(),
             autodiff: base.autodiff,
             value: Value::Base(base),
@@ -254,7 +254,7 @@ impl Owner for Pass {
 
     fn is_added_to(&self, place: usize) {
         let state = &mut *self.state();
-        let path = path_text(&state.entries[place].path);
+        let path = state.entries[place].path.clone();
         state.stop.get_or_insert_with(|| ReleaseError::Tape {
             reason: format!(
                 "an operation has registered the gradient of {path} more often than it uses the \
@@ -416,7 +416,7 @@ impl State {
             Stepped::Overflown => entry.outcome = Outcome::Skipped,
             Stepped::NonFinite => {
                 *stop = Some(ReleaseError::NonFinite {
-                    path: path_text(&entry.path),
+                    path: entry.path.to_string(),
                     stepped: progress.stepped,
                     of: entries.len(),
                 });

@@ -27,7 +27,6 @@ use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 use crate::error::expect;
 use crate::gradients::PATH_IN_CHECKPOINT as DOOR;
 use crate::optimizer::step_one;
-use crate::path::Path;
 use crate::tape::node_of;
 use crate::{GradientRecord, ReleaseOptimizer};
 
@@ -314,13 +313,12 @@ fn knock(device: &Device) -> OptimizerRecord {
 /// The optimizer with a door, and with a state of it.
 fn with_state(optim: ModuleOptimizer, door: Door, device: &Device) -> ModuleOptimizer {
     let mut optim = optim.with_group(ParamGroup::from_path(DOOR), door, None);
-    let path: Path = vec![(DOOR.into(), String::new())];
     let tensor = Tensor::<1>::zeros([1], &device.clone().inner());
     step_one(
         &mut optim,
         0.0.into(),
         ParamId::new(),
-        &path,
+        DOOR,
         tensor.clone(),
         tensor,
     );
