@@ -427,7 +427,7 @@ impl GradientTransform {
                 return clip_units(&config, weight.clone(), grad);
             }
             (Some(NormClipping::AutoClip(config)), _) => {
-                let norm = self.step.norms.get(param).sqrt();
+                let norm = self.step.norms.get(param).norm();
                 let auto_clip = &mut self.averages.auto_clip;
                 auto_clip.coefficient(&config.rule(), param.val(), norm)
             }
