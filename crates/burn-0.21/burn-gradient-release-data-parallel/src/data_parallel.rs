@@ -176,7 +176,8 @@ impl DataParallel {
     /// meanwhile, that record is Burn's, with the states of all parameters: the others send theirs
     /// then, one parameter after the other. If it makes none, nothing is sent.
     ///
-    /// The optimizer itself keeps its share, as [`gather_states`](Self::gather_states) does not.
+    /// The optimizer itself keeps its share, as [`gather_states`](Self::gather_states) does not. The
+    /// others return when `save` has: what it has written, they can load.
     ///
     /// # Errors
     ///
@@ -197,9 +198,7 @@ impl DataParallel {
             if is_first {
                 save();
             }
-            return Ok(());
-        }
-        if is_first {
+        } else if is_first {
             let exchange = self.exchange.clone();
             optim.complete_next_record(move |states| {
                 exchange.replicas().first_says(MAKES_RECORD, true)?;
@@ -216,7 +215,7 @@ impl DataParallel {
             })?;
             states::gather::<B, _, _>(&self.exchange, &mut states)?;
         }
-        Ok(())
+        self.replicas().meet("the first replica has saved")
     }
 
     /// The tensors of all replicas, concatenated along their first dimension in the order of the

@@ -3,8 +3,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread::sleep,
+    time::Duration,
 };
 
 use burn::{
@@ -314,6 +316,32 @@ fn states_are_sent_if_the_first_replica_makes_a_record() {
         });
         let saved = saves.then_some(2);
         assert_eq!(found, [(1, saved, 1), (1, None, 1)]);
+    }
+}
+
+/// With a record, without one, and where each replica has all states.
+#[test]
+fn replicas_return_when_the_first_has_saved() {
+    for (is_sharded, makes_record) in [(true, true), (true, false), (false, false)] {
+        let is_saved = AtomicBool::new(false);
+        Threads::run(2, |replicas| {
+            let mut parallel = DataParallel::new(replicas);
+            if is_sharded {
+                parallel = parallel.with_sharded_optimizer();
+            }
+            let (_, mut optim) = stepped(&parallel);
+            let same_optimizer = Optim::handle_of(&optim).unwrap();
+            let save = || {
+                if makes_record {
+                    same_optimizer.to_record();
+                }
+                // The others have nothing else to wait for.
+                sleep(Duration::from_millis(50));
+                is_saved.store(true, Ordering::SeqCst);
+            };
+            parallel.save_on_first(&mut optim, save).unwrap();
+            assert!(is_saved.load(Ordering::SeqCst));
+        });
     }
 }
 

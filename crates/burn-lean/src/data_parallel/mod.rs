@@ -185,19 +185,33 @@ impl DataParallel {
     /// [`OptimizerRecord::save`] does. Any number of replicas resumes them, and so does plain Burn.
     /// All replicas call it, each with some path.
     ///
-    /// If states are sharded, a replica holds its share, and copies of one parameter's at a time.
+    /// If states are sharded, a replica holds its share, and copies of one parameter's at a time. On
+    /// all replicas the call ends when the file is complete, so that each can load it.
     ///
     /// # Errors
     ///
     /// - [`Replicas`](SaveStatesError::Replicas), if a replica makes another call, or its optimizer
     ///   has stepped parameters and not finished;
-    /// - [`File`](SaveStatesError::File) on the first replica, if the file could not be written.
-    ///   The replicas go on together.
+    /// - [`File`](SaveStatesError::File) on all replicas, if the first could not write the file. They
+    ///   go on together.
     pub fn save_states(
         &self,
         optim: &ReleaseOptimizer,
         file: impl AsRef<Path>,
     ) -> Result<(), SaveStatesError> {
+        let written = self.write_states(optim, file.as_ref());
+        let failure = written.as_ref().err().map(ToString::to_string);
+        let what = "the optimizer's states are saved";
+        let failure = self.replicas().anybody_says(what, failure);
+        // Its own error says more.
+        written?;
+        match failure? {
+            Some(reason) => Err(SaveStatesError::File { reason }),
+            None => Ok(()),
+        }
+    }
+
+    fn write_states(&self, optim: &ReleaseOptimizer, file: &Path) -> Result<(), SaveStatesError> {
         if self.exchange.is_sharded() {
             let optim = optim.own_optimizer().map_err(refused)?;
             states::gathered(&self.exchange, optim, |writer| writer.write_to_file(file))?;
@@ -219,19 +233,27 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, has states of a parameter that is in no model that the replicas
-    /// have compared, or differs from that of another replica.
+    /// If the file of a replica cannot be read, has states of a parameter that is in no model that the
+    /// replicas have compared, or differs from that of another one.
     pub fn load_states(
         &self,
         optim: ReleaseOptimizer,
         file: impl AsRef<Path>,
     ) -> Result<ReleaseOptimizer, ReplicaError> {
-        let states = States::of_file(file.as_ref())?;
-        for param in states.params() {
-            self.exchange.owner(param)?;
-        }
+        let read = self.read_states(file.as_ref());
         if self.replicas().size() > 1 {
-            let digest = states.digest()?;
+            let failure = read.as_ref().err().map(|error| match error {
+                ReplicaError::States { reason } => reason.clone(),
+                error => error.to_string(),
+            });
+            let what = "the optimizer's states are read";
+            let failure = self.replicas().anybody_says(what, failure)?;
+            if let (Ok(_), Some(reason)) = (&read, failure) {
+                return Err(ReplicaError::States { reason });
+            }
+        }
+        let (states, digest) = read?;
+        if let Some(digest) = digest {
             let what = format!("the optimizer's states to load, digest {digest:016x}");
             self.replicas().meet(&what)?;
         }
@@ -241,6 +263,17 @@ impl DataParallel {
         }
         let own = self.own(states)?.into_record()?;
         Ok(optim.load_own(own))
+    }
+
+    /// The states in a file, all of parameters that are known, and what tells them from others.
+    fn read_states(&self, file: &Path) -> Result<(States, Option<u64>), ReplicaError> {
+        let states = States::of_file(file)?;
+        for param in states.params() {
+            self.exchange.owner(param)?;
+        }
+        let is_compared = self.replicas().size() > 1;
+        let digest = is_compared.then(|| states.digest()).transpose()?;
+        Ok((states, digest))
     }
 
     /// The states of the parameters that this replica steps.

@@ -264,7 +264,7 @@ impl Pipeline {
                 return clip_units(&config, weight.clone(), grad);
             }
             (Some(NormClipping::AutoClip(config)), _) => {
-                let norm = self.norms.get(param).sqrt();
+                let norm = self.norms.get(param).norm();
                 let auto_clip = &mut self.averages.auto_clip;
                 auto_clip.coefficient(&config.rule(), param.val(), norm)
             }

@@ -80,9 +80,9 @@ pub(super) fn ask<const D: usize>(
     device: &Device,
     dtype: DType,
 ) -> Answer {
-    let shape = shape.dims::<D>();
     let one = || Tensor::<D>::ones([1; D], (&device.clone().inner(), dtype));
-    let ones = || one().expand(shape);
+    // As a `Shape`, it may have no elements.
+    let ones = || one().expand::<D, _>(shape.clone());
     asked(|| {
         step_one(optim, 0.0.into(), param.id, &param.path, ones(), ones());
     })

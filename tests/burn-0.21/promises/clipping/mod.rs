@@ -6,5 +6,6 @@ mod global_norm;
 mod half;
 mod loss_scaling;
 mod non_finite;
+mod range;
 mod reference;
 mod sequences;

@@ -9,5 +9,6 @@ mod loss_scaling;
 mod models;
 mod non_finite;
 mod one_pass;
+mod range;
 mod reference;
 mod sequences;

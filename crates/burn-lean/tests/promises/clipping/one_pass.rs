@@ -55,9 +55,9 @@ fn armed_steps_are_the_ordinary_ones() {
     }
 }
 
-/// A gradient of infinite norm, and one that is no number: the history survives them, in JSON too.
+/// Whose squares are infinite in 32 bits, and zero: the history survives them, in JSON too.
 #[test]
-fn auto_clip_remembers_infinite_norms() {
+fn auto_clip_remembers_norms_of_any_size() {
     let config = AutoClipConfig::new().with_percentile(50.0);
     let run = |resumes: bool| {
         let mut optim = optim(NormClipping::AutoClip(config));

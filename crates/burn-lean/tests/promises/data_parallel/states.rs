@@ -188,7 +188,46 @@ fn replicas_load_the_same_states_of_the_model() {
     }
 }
 
-/// A file that cannot be written is the first replica's affair: they train on together.
+/// None of them returns before the file is complete, although the first alone writes it.
+#[test]
+fn a_file_that_was_saved_is_loaded_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for is_sharded in [false, true] {
+        Threads::run(3, |replicas| {
+            let (_, optim, parallel) = five_steps(replicas, is_sharded);
+            for time in 0..8 {
+                let file = folder.path().join(format!("{is_sharded}-{time}.bpk"));
+                parallel.save_states(&optim, &file).unwrap();
+                let saved = OptimizerRecord::load(&file).unwrap();
+                assert_eq!(saved.len(), STATES);
+                parallel.load_states(optim_of(&parallel), &file).unwrap();
+            }
+        });
+    }
+}
+
+/// A file that one machine does not have: none waits for the other, and they load another together.
+#[test]
+fn all_replicas_hear_of_a_file_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, nowhere] = ["optim.bpk", "nowhere.bpk"].map(|name| folder.path().join(name));
+    for is_sharded in [false, true] {
+        let errors = Threads::run(2, |replicas| {
+            let rank = replicas.rank();
+            let (_, optim, parallel) = five_steps(replicas, is_sharded);
+            parallel.save_states(&optim, &file).unwrap();
+            let files = [&file, &nowhere];
+            let loaded = parallel.load_states(optim_of(&parallel), files[rank]);
+            let error = loaded.map(drop).unwrap_err();
+            parallel.load_states(optim_of(&parallel), &file).unwrap();
+            error.to_string()
+        });
+        assert!(errors[0].contains("No such file"), "{}", errors[0]);
+        assert_eq!(errors[0], errors[1]);
+    }
+}
+
+/// A file that cannot be written: all hear of it, and train on together.
 #[test]
 fn replicas_go_on_after_a_file_that_could_not_be_written() {
     const SIZE: usize = 3;
@@ -198,10 +237,9 @@ fn replicas_go_on_after_a_file_that_could_not_be_written() {
     Threads::run(SIZE, |replicas| {
         let (model, mut optim, parallel) = five_steps(replicas, true);
         let saved = parallel.save_states(&optim, no_folder.join("optim.bpk"));
-        match (parallel.replicas().is_first(), saved) {
-            (true, Err(SaveStatesError::File { .. })) | (false, Ok(())) => {}
-            (_, saved) => panic!("{saved:?}"),
-        }
+        let error = saved.unwrap_err();
+        assert!(matches!(error, SaveStatesError::File { .. }), "{error}");
+        assert!(error.to_string().contains("No such file"), "{error}");
         let model = train(model, &mut optim, 5..7, &parallel);
         assert_bits(&bits(&model), expected, "trained on");
         parallel.save_states(&optim, &file).unwrap();

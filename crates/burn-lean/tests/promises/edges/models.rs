@@ -4,6 +4,7 @@ use burn::module::ParamId;
 use burn::tensor::activation;
 use burn_lean::clip_grad_norm;
 
+use crate::harness::Named;
 use crate::harness::prelude::*;
 
 /// Trains both ways, with both optimizers. Returns what the last step did.
@@ -382,4 +383,92 @@ fn an_optimizer_over_a_part_of_a_model() {
         assert_eq!(bits(&model), bits(&plain), "after step {step}");
         assert_eq!(part.last_step().unwrap().outcomes().count(), 2);
     }
+}
+
+/// Beside one that has some: they have a gradient without elements, whose norm is zero.
+#[derive(Module, Debug)]
+struct Hollow {
+    vector: Param<Tensor<1>>,
+    matrix: Param<Tensor<2>>,
+    weight: Param<Tensor<1>>,
+}
+
+impl Hollow {
+    fn new(dtype: DType) -> Self {
+        let device = flex();
+        let options = || (&device, dtype);
+        Self {
+            vector: Param::from_tensor(Tensor::zeros([0], options())),
+            matrix: Param::from_tensor(Tensor::zeros([4, 0], options())),
+            weight: Param::from_tensor(Tensor::ones([3], options())),
+        }
+    }
+
+    fn loss(&self, _: usize) -> Tensor<1> {
+        let of_matrix = self.matrix.val().square().sum();
+        self.weight.val().square().sum() + self.vector.val().square().sum() + of_matrix
+    }
+}
+
+fn assert_hollow(optims: &[Named], dtype: DType) {
+    let make = || Hollow::new(dtype);
+    for run in both_ways(optims, &[FirstPass::Auto], 5, make, Hollow::loss) {
+        assert_eq!(run.last().count(Outcome::Released), 3, "{dtype:?}");
+    }
+}
+
+#[test]
+fn parameters_without_elements() {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        assert_hollow(BOTH, dtype);
+    }
+}
+
+/// Optimizers that are asked about a parameter before it is armed.
+#[cfg(feature = "optim")]
+#[test]
+fn optimizers_are_asked_about_parameters_without_elements() {
+    use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
+
+    const IN_ONE_PASS: Named = ("in one pass", || AdamWConfig::new().in_one_pass().init());
+    const IN_FIVE_BYTES: Named = ("in five bytes", || {
+        AdamWConfig::new().in_five_bytes(7).init()
+    });
+    for dtype in [DType::F32, DType::F64] {
+        assert_hollow(&[IN_ONE_PASS], dtype);
+    }
+    for dtype in [DType::BF16, DType::F16] {
+        assert_hollow(&[IN_ONE_PASS, IN_FIVE_BYTES], dtype);
+    }
+}
+
+/// The gradient of the weight is 2, so that its norm is the root of 12.
+#[test]
+fn gradients_without_elements_are_clipped() {
+    let clippings = [
+        NormClipping::GlobalNorm { max_norm: 100.0 },
+        NormClipping::ZClip(ZClipConfig::new()),
+        NormClipping::Adaptive(AdaptiveClippingConfig::new().with_clip_factor(100.0)),
+        NormClipping::AutoClip(AutoClipConfig::new()),
+    ];
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let start = || Hollow::new(dtype);
+        let (_, expected) = plain_run(start(), &mut adamw(), 0..1, Hollow::loss);
+        for clipping in clippings {
+            let optim = adamw().with_gradient_release().with_norm_clipping(clipping);
+            let mut optim = optim.with_grad_norm();
+            let model = match optim.needs_two_passes() {
+                true => optim.two_passes(LR, start(), |model| model.loss(0)).0,
+                false => release_step(start(), &mut optim, |model| model.loss(0)),
+            };
+            let what = format!("{clipping:?} in {dtype:?}");
+            assert_bits(&bits(&model), &expected[0], &what);
+            let norm = optim.last_step().unwrap().grad_norm().unwrap();
+            assert!((norm - 12f64.sqrt()).abs() < 1e-6, "{what}: {norm}");
+        }
+    }
+    let model = Hollow::new(DType::F32);
+    let mut grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
+    let norm = clip_grad_norm(&model, &mut grads, 100.0);
+    assert!((norm - 12f64.sqrt()).abs() < 1e-6, "{norm}");
 }

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     super::{MicroBatch, Number, configuration},
-    AdaptiveRule, Factors, Update, WithMoments,
-    adaptive::corrections_as_burn,
+    AdaptiveRule, Factors, Update, WithMoments, correction_as_burn,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -101,7 +100,8 @@ impl AdaptiveRule for AdamW {
     type Update = AdamWUpdate;
 
     fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamWUpdate> {
-        let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
+        let correction_1 = correction_as_burn(self.beta_1, time);
+        let correction_2 = correction_as_burn(self.beta_2, time);
         let decay_rate = self.decay_rate(lr);
         WithMoments {
             factors: Factors::as_burn(self.beta_1, self.beta_2).in_micro_batch(micro_batch),

@@ -1,6 +1,9 @@
 //! Adan.
 
-use super::super::{Number, Rule};
+use super::{
+    super::{Number, Rule},
+    correction_as_burn,
+};
 use crate::settings::{amount, expect_in_range, share};
 
 /// Adan, as Burn has it.
@@ -42,7 +45,7 @@ impl Adan {
 
     /// The rule of step number `time`.
     pub fn rule(&self, lr: f64, time: usize) -> Nesterov {
-        let correction = |beta: f32| 1.0 - beta.powi(time as i32);
+        let correction = |beta: f32| correction_as_burn(beta, time);
         Nesterov {
             lr,
             decay_rate: lr * f64::from(self.weight_decay),

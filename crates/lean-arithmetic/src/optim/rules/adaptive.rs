@@ -160,8 +160,3 @@ impl<U: Update> Rule<3> for AmsGrad<U> {
         (weight, [moment_1, moment_2, most])
     }
 }
-
-/// Divisors that correct the bias of the moments, in 32 bits as in Burn's optimizers.
-pub(super) fn corrections_as_burn(beta_1: f32, beta_2: f32, time: usize) -> [f32; 2] {
-    [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32))
-}

@@ -28,8 +28,17 @@ pub use rmsprop::{Centered, CenteredWithMomentum, Plain, Root, WithMomentum};
 pub use sgd::{Descent, HeavyBall, Momentum};
 pub use stable_adamw::{Decayed, StableAdamW};
 
-/// A decay rate to the power of a number of steps. From 2^31 steps on, where Burn's exponents are
-/// negative, it stays what it is: zero.
+/// A decay rate to the power of a number of steps.
 fn power(beta: f64, time: usize) -> f64 {
-    beta.powi(i32::try_from(time).unwrap_or(i32::MAX))
+    beta.powi(exponent(time))
+}
+
+/// Divisor that corrects the bias of a moment, in 32 bits as in Burn's optimizers.
+fn correction_as_burn(beta: f32, time: usize) -> f32 {
+    1.0 - beta.powi(exponent(time))
+}
+
+/// From 2^31 steps on, where Burn's exponents are negative, powers stay what they are: zero.
+fn exponent(time: usize) -> i32 {
+    i32::try_from(time).unwrap_or(i32::MAX)
 }

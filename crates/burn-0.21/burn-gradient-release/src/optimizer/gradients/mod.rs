@@ -12,18 +12,18 @@ use std::sync::{
 
 use burn::{
     module::ParamId,
-    tensor::{ElementConversion, Tensor, backend::Backend},
+    tensor::{Tensor, backend::Backend},
 };
 
 use lean_arithmetic::{
     OutOfRange,
-    norm::{coefficient_for, global_norm, ratio},
+    norm::{Squares, coefficient_for, global_norm, ratio},
     scaling::SharedLossScale,
 };
 
 use self::{
     clipping::{clip_units, scaled},
-    norm::{SquaredNorms, is_finite, squared_norm},
+    norm::{SquaredNorms, squared_norm, squares},
     record::Averages,
 };
 use crate::{error::ReleaseError, util::lock::lock};
@@ -148,7 +148,7 @@ impl GradientPolicy {
     }
 
     /// The global norm of gradients with these squared norms, and the factor for them.
-    fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
+    fn judge(&self, squared: &[(ParamId, Squares)]) -> GradNorm {
         let norm = global_norm(squared.iter().map(|(_, squared)| *squared));
         let coefficient = match self.clipping {
             Some(NormClipping::GlobalNorm { max_norm }) => coefficient_for(max_norm, norm),
@@ -228,8 +228,7 @@ impl<B: Backend> GradientTransform<B> {
         params: impl IntoIterator<Item = ParamId>,
     ) -> (GradNorm, Option<ParamId>) {
         let squared = self.norms.read(params);
-        let mut squares = squared.iter();
-        let culprit = squares.find(|(_, squared)| !squared.is_finite());
+        let culprit = squared.iter().find(|(_, squared)| !squared.is_finite());
         (
             self.policy.judge(&squared),
             culprit.map(|(param, _)| *param),
@@ -273,7 +272,7 @@ impl<B: Backend> GradientTransform<B> {
         match (self.policy.clipping, squared) {
             (Some(NormClipping::Adaptive(config)), _) => clip_units(&config, weight.clone(), grad),
             (Some(NormClipping::AutoClip(config)), Some(squared)) => {
-                let norm = squared.into_scalar().elem::<f64>().sqrt();
+                let norm = squares(&squared).norm();
                 let mut averages = lock(&self.policy.averages);
                 let auto_clip = &mut averages.auto_clip;
                 scaled(
@@ -317,7 +316,7 @@ impl<B: Backend> GradientTransform<B> {
         }
         let policy = &self.policy;
         let squared = squared_norm(grad.clone());
-        if self.must_be_finite() && !is_finite(&squared) {
+        if self.must_be_finite() && !squares(&squared).is_finite() {
             if policy.scaler.is_some() {
                 return Err(NotStepped::Skipped);
             }
@@ -335,7 +334,7 @@ impl<B: Backend> GradientTransform<B> {
     }
 
     pub(super) fn admits<const D: usize>(&self, grad: &Tensor<B, D>) -> bool {
-        is_finite(&squared_norm(grad.clone()))
+        squares(&squared_norm(grad.clone())).is_finite()
     }
 
     /// Whether a gradient has overflown in a first pass.
