@@ -33,8 +33,19 @@ pub(crate) trait Owner {
         Readiness::Ready
     }
 
-    /// Backward begins. The gradient of this leaf will be registered so often.
-    fn begins(&self, _place: usize, _registrations: usize) {}
+    /// Backward will come to this leaf.
+    fn is_used(&self, _place: usize) {}
+
+    /// Whether backward will come to one of its leaves, or has none to come to.
+    fn is_in_graph(&self) -> bool {
+        true
+    }
+
+    /// Backward begins, and will come to this leaf.
+    fn begins(&self, _place: usize) {}
+
+    /// Backward will come to no leaf of one of the owners: nothing is to change.
+    fn stop(&self) {}
 
     /// The gradient is complete.
     fn complete(&self, place: usize, grad: DispatchTensor);
@@ -352,16 +363,19 @@ pub(crate) fn watch<const N: usize>(
         return false;
     }
     derived::wait_for(derived, &counts);
-    let begun = AWAITING.with_borrow_mut(|awaiting| {
+    let awaited = AWAITING.with_borrow_mut(|awaiting| {
         let counted = counts.iter().filter_map(|(leaf, count)| {
             let awaited = awaiting.by_leaf.get_mut(leaf)?;
             awaited.left = *count;
-            Some((awaited.owner.clone(), awaited.place, *count))
+            Some((awaited.owner.clone(), awaited.place, *count > 0))
         });
         counted.collect::<Vec<_>>()
     });
-    for (owner, place, count) in begun {
-        owner.begins(place, count);
+    let used = || awaited.iter().filter(|(.., is_used)| *is_used);
+    used().for_each(|(owner, place, _)| owner.is_used(*place));
+    match awaited.iter().all(|(owner, ..)| owner.is_in_graph()) {
+        true => used().for_each(|(owner, place, _)| owner.begins(*place)),
+        false => awaited.iter().for_each(|(owner, ..)| owner.stop()),
     }
     with_backend!(&like.kind, |B, wrap, like| {
         let (root, like) = (reached.ops.node.clone(), like.clone().float());

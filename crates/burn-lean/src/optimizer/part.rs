@@ -224,8 +224,7 @@ impl<'a> Held<'a> {
     /// Steps, or measures, what backward has left. Returns how far the pass has come.
     fn end(&mut self) -> Result<Progress, ReleaseError> {
         let pass = self.pass.clone().expect("the pass has begun");
-        let is_trained = pass.state().entries.iter().any(|entry| entry.is_trained);
-        if is_trained && !pass.state().progress.is_used {
+        if !pass.state().is_in_graph() {
             return Err(ReleaseError::NotInGraph);
         }
         pass.state().end_backward();

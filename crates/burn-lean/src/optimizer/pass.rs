@@ -206,18 +206,26 @@ impl Owner for Pass {
         }
     }
 
-    fn begins(&self, place: usize, registrations: usize) {
-        if registrations == 0 {
-            return;
-        }
+    fn is_used(&self, place: usize) {
         let state = &mut *self.state();
-        let entry = &mut state.entries[place];
-        (entry.is_used, state.progress.is_used) = (true, true);
+        (state.entries[place].is_used, state.progress.is_used) = (true, true);
+    }
+
+    fn is_in_graph(&self) -> bool {
+        self.state().is_in_graph()
+    }
+
+    fn begins(&self, place: usize) {
+        let entry = &mut self.state().entries[place];
         // Without its leaf, the weight has no second owner. A parameter that is not in the graph keeps
         // it, as with plain Burn.
         if let Value::Base(_) = entry.value {
             entry.value = Value::Weight(entry.value.take_weight());
         }
+    }
+
+    fn stop(&self) {
+        self.state().stop.get_or_insert(ReleaseError::NotInGraph);
     }
 
     fn complete(&self, place: usize, grad: DispatchTensor) {
@@ -251,6 +259,10 @@ impl State {
         self.stepper
             .as_mut()
             .expect("it is here until the pass is over")
+    }
+
+    pub(super) fn is_in_graph(&self) -> bool {
+        self.progress.is_used || !self.entries.iter().any(|entry| entry.is_trained)
     }
 
     /// A gradient of this pass is complete, or there is none but the sum of earlier micro-batches.
