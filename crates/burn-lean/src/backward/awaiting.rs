@@ -366,7 +366,10 @@ pub(crate) fn watch<const N: usize>(
     let awaited = AWAITING.with_borrow_mut(|awaiting| {
         let counted = counts.iter().filter_map(|(leaf, count)| {
             let awaited = awaiting.by_leaf.get_mut(leaf)?;
-            awaited.left = *count;
+            // On the tape of a scope, functions of parameters on the tape around it are no parents.
+            if *count > 0 {
+                awaited.left = *count;
+            }
             Some((awaited.owner.clone(), awaited.place, *count > 0))
         });
         counted.collect::<Vec<_>>()
