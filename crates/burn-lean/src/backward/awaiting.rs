@@ -357,7 +357,10 @@ pub(crate) fn watch<const N: usize>(
     for (leaf, count) in counts {
         let owner = AWAITING.with_borrow_mut(|awaiting| {
             let awaited = awaiting.by_leaf.get_mut(&leaf)?;
-            awaited.left = count;
+            // On the tape of a scope, functions of parameters on the tape around it are no parents.
+            if count > 0 {
+                awaited.left = count;
+            }
             Some((awaited.owner.clone(), awaited.place))
         });
         let Some((owner, place)) = owner else {

@@ -11,7 +11,7 @@
 
 // #[cfg(feature = "data-parallel")] mod data_parallel;
 
-// mod edges;
+mod edges;
 
 // mod equality;
 
@@ -21,7 +21,11 @@ mod harness;
 
 // mod layers;
 
-// mod memory;
+/// In place of the module of tests.
+mod memory {
+    #[global_allocator]
+    pub(crate) static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
+}
 
 // mod misc;
 

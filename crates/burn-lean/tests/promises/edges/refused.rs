@@ -1,0 +1,541 @@
+//! Refused calls: nothing has changed, and the way out that the text names works. Those of clipping and
+//! loss scaling are in `clipping`, those of replicas in `data_parallel`.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::{Backend, BackendTensor, DispatchTensor, DispatchTensorKind, Flex};
+use burn::module::ParamId;
+use burn_lean::try_backward;
+
+use crate::harness::prelude::*;
+use crate::harness::{Bits, watched_adamw};
+use crate::small::kind;
+
+type Error = (Small, ReleaseError);
+
+/// Given a model, and a loss of it from before its last step.
+type Refuse = fn(&mut ReleaseOptimizer, Small, Tensor<1>) -> Error;
+
+fn another() -> Small {
+    numbered_from(small(), 900)
+}
+
+/// The bits of all gradients.
+pub(super) fn bits_of_grads<M: Module>(model: &M, grads: &GradientsParams) -> Bits {
+    struct Visitor<'a>(&'a GradientsParams, Bits);
+    impl ModuleVisitor for Visitor<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.get::<D>(param.id) {
+                self.1.push((param.id.to_string(), bits_of(grad)));
+            }
+        }
+    }
+    let mut visitor = Visitor(grads, Vec::new());
+    model.visit(&mut visitor);
+    visitor.1
+}
+
+fn backward(optim: &mut ReleaseOptimizer, model: Small, loss: Tensor<1>) -> Error {
+    optim
+        .try_backward(LR, loss, model)
+        .unwrap_err()
+        .into_parts()
+}
+
+fn accumulate(optim: &mut ReleaseOptimizer, model: Small, loss: Tensor<1>) -> Error {
+    let refused = optim.try_accumulate(loss, &model).unwrap_err();
+    (model, refused.into())
+}
+
+fn measure(optim: &mut ReleaseOptimizer, model: Small, loss: Tensor<1>) -> Error {
+    let refused = optim.try_measure(loss, &model).unwrap_err();
+    (model, refused.into())
+}
+
+fn step(optim: &mut ReleaseOptimizer, model: Small, grads: GradientsParams) -> Error {
+    optim.try_step(LR, model, grads).unwrap_err().into_parts()
+}
+
+fn two_passes(optim: &mut ReleaseOptimizer, model: Small) -> Error {
+    let passes = optim.try_two_passes(LR, model, |model| model.loss(1));
+    passes.unwrap_err().into_parts()
+}
+
+/// The calls that train, each refused.
+fn calls() -> [(&'static str, fn(&mut ReleaseOptimizer, Small) -> Error); 5] {
+    [
+        ("backward", |optim, model| {
+            let loss = model.loss(1);
+            backward(optim, model, loss)
+        }),
+        ("accumulate", |optim, model| {
+            let loss = model.loss(1);
+            accumulate(optim, model, loss)
+        }),
+        ("measure", |optim, model| {
+            let loss = model.loss(1);
+            measure(optim, model, loss)
+        }),
+        ("step", |optim, model| {
+            let grads = grads_of(&model, 1);
+            step(optim, model, grads)
+        }),
+        ("two_passes", two_passes),
+    ]
+}
+
+fn with_rate(optim: &mut ReleaseOptimizer, model: Small, rate: f64) -> Error {
+    let grads = GradientsParams::new();
+    let refused = optim.try_step(rate, model, grads).unwrap_err();
+    let (model, error) = refused.into_parts();
+    assert_error!(error, OutOfRange);
+    let passes = optim.try_two_passes(rate, model, |model| model.loss(1));
+    let (model, error) = passes.unwrap_err().into_parts();
+    assert_error!(error, OutOfRange);
+    let loss = model.loss(1);
+    let refused = optim.try_backward(rate, loss, model).unwrap_err();
+    let error = refused.error().clone();
+    let (model, loss) = refused.into_given();
+    assert!(loss.is_some());
+    (model, error)
+}
+
+fn in_scope(optim: &mut ReleaseOptimizer, mut model: Small, _: Tensor<1>) -> Error {
+    let mut error = None;
+    for (_, call) in calls() {
+        let taken = std::mem::replace(optim, adamw().with_gradient_release());
+        let given = Mutex::new(Some((taken, model)));
+        let out = Arc::new(Mutex::new(None));
+        let put = out.clone();
+        let layer: Linear = LinearConfig::new(4, 4).init(&flex());
+        let x = numbers::<2>([3, 4], 1, &flex());
+        let _ = checkpoint(&layer, x, move |layer: &Linear, x| {
+            if let Some((mut optim, model)) = given.lock().unwrap().take() {
+                let error = call(&mut optim, model);
+                *put.lock().unwrap() = Some((optim, error));
+            }
+            layer.forward(x)
+        });
+        let (taken, (given_back, found)) = out.lock().unwrap().take().unwrap();
+        assert_error!(found, InScope);
+        (*optim, model, error) = (taken, given_back, Some(found));
+    }
+    (model, error.unwrap())
+}
+
+fn with_new_ids(model: Small) -> Small {
+    struct NewIds;
+    impl ModuleMapper for NewIds {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (_, value, mapper) = param.consume();
+            Param::from_mapped_value(ParamId::new(), value, mapper)
+        }
+    }
+    model.map(&mut NewIds)
+}
+
+/// A model with its clone, whichever of them is frozen.
+fn beside_a_clone(optim: &mut ReleaseOptimizer, mut model: Small, _: Tensor<1>) -> Error {
+    let mut error = None;
+    let freezes: [fn(Small) -> Small; 2] = [|clone| clone, |clone| clone.no_grad()];
+    for freeze in freezes {
+        let pair = (model.clone(), freeze(model));
+        let loss = pair.0.loss(1);
+        let (pair, found) = optim.try_backward(LR, loss, pair).unwrap_err().into_parts();
+        (model, error) = (pair.0, Some(found));
+    }
+    // The way out.
+    let copy = with_new_ids(model.clone()).no_grad();
+    let loss = model.loss(1);
+    let mut other = adamw().with_gradient_release();
+    let (stepped, copy) = other.backward(LR, loss, (model.clone(), copy));
+    assert_eq!(copy.values(), model.values());
+    assert_ne!(stepped.values(), model.values());
+    (model, error.unwrap())
+}
+
+#[test]
+fn nothing_has_changed() {
+    let table: [(&str, &str, &str, Refuse); 11] = [
+        (
+            "another's loss",
+            "NotInGraph",
+            "with the model that is given",
+            |optim, model, _| backward(optim, model, another().loss(1)),
+        ),
+        (
+            "another's micro-batch",
+            "NotInGraph",
+            "another model",
+            |optim, model, _| accumulate(optim, model, another().loss(1)),
+        ),
+        (
+            "another's norm",
+            "NotInGraph",
+            "another model",
+            |optim, model, _| measure(optim, model, another().loss(1)),
+        ),
+        (
+            "a stale loss",
+            "NotInGraph",
+            "before its last step",
+            backward,
+        ),
+        (
+            "a detached loss",
+            "NotInGraph",
+            "detached",
+            |optim, model, _| {
+                let loss = model.loss(1).detach();
+                let refused = optim.try_backward(LR, loss, model).unwrap_err();
+                let error = refused.error().clone();
+                let (model, loss) = refused.into_given();
+                assert!(loss.is_some());
+                (model, error)
+            },
+        ),
+        (
+            "all is frozen",
+            "NotInGraph",
+            "everything is frozen",
+            |optim, model, _| {
+                let frozen = model.clone().no_grad();
+                let loss = frozen.loss(1);
+                let (_, error) = backward(optim, frozen, loss);
+                (model, error)
+            },
+        ),
+        ("in a scope", "InScope", "outside of scopes", in_scope),
+        (
+            "a clone",
+            "DuplicateParam",
+            "ids of its own",
+            beside_a_clone,
+        ),
+        (
+            "no rate",
+            "OutOfRange",
+            "learning rate of first.weight is NaN",
+            |optim, model, _| with_rate(optim, model, f64::NAN),
+        ),
+        (
+            "a rate of infinity",
+            "OutOfRange",
+            "inf",
+            |optim, model, _| with_rate(optim, model, f64::INFINITY),
+        ),
+        (
+            "a rate below zero",
+            "OutOfRange",
+            "-1",
+            |optim, model, _| with_rate(optim, model, -1.0),
+        ),
+    ];
+    for (name, expected, text, refuse) in table {
+        println!("{name}");
+        let (mut model, mut optim) = crate::small::started();
+        let stale = model.loss(9);
+        model = release_step(model, &mut optim, |model| model.loss(1));
+        let plain = plain(&[0, 1]);
+        let pending = model.loss(7);
+        let (model, error) = refuse(&mut optim, model, stale);
+        assert_eq!(kind(&error), expected, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(!optim.has_sums());
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Released), PARAMS);
+        // Its leaves are those of before.
+        let grads = GradientsParams::from_grads(pending.backward(), &model);
+        let grads: Vec<_> = bits_of_grads(&model, &grads)
+            .into_iter()
+            .map(|it| it.1)
+            .collect();
+        let expected = bits_of_grads(&plain.0, &grads_of(&plain.0, 7));
+        assert_eq!(
+            grads,
+            expected.into_iter().map(|it| it.1).collect::<Vec<_>>()
+        );
+        assert_goes_on(model, &mut optim, plain);
+    }
+}
+
+/// A loss of a part of the model: what is not in its graph keeps its leaf, as in plain Burn.
+#[test]
+fn parameters_outside_of_the_graph_keep_their_leaves() {
+    let (model, mut optim) = crate::small::started();
+    let (plain, mut plain_optim) = plain(&[0]);
+    let of_tied = |model: &Small| model.tied.val().square().mean();
+    let of_layer = |model: &Small| model.first.forward(numbers([3, 4], 1, &flex())).mean();
+    let (pending, plain_pending) = (of_layer(&model), of_layer(&plain));
+    let model = release_step(model, &mut optim, of_tied);
+    assert_eq!(
+        optim.last_step().unwrap().count(Outcome::Unused),
+        PARAMS - 1
+    );
+    let plain = plain_step(plain, &mut plain_optim, of_tied);
+    let model = optim.backward(LR, pending, model);
+    let grads = GradientsParams::from_grads(plain_pending.backward(), &plain);
+    let plain = plain_optim.step(LR, plain, grads);
+    assert_goes_on(model, &mut optim, (plain, plain_optim));
+}
+
+#[test]
+fn sums_of_another_model() {
+    for ends_window in [false, true] {
+        let (model, mut optim) = crate::small::started();
+        let (plain, mut plain_optim) = plain(&[0]);
+        optim.accumulate(model.loss(1), &model);
+        for (name, call) in calls() {
+            let (_, error) = call(&mut optim, another());
+            assert_error!(error, WrongModel, "pass the model of those micro-batches");
+            assert!(optim.has_sums(), "{name}");
+        }
+        let error = optim.try_sums_to_record(&another()).unwrap_err();
+        assert_error!(error, WrongModel);
+        let expected = grads_of(&plain, 1);
+        if ends_window {
+            let sums = optim.take_sums(&model);
+            assert!(!optim.has_sums());
+            let [sums, expected] = [(&model, &sums), (&plain, &expected)]
+                .map(|(model, grads)| bits_of_grads(model, grads).into_iter().map(|it| it.1));
+            assert!(sums.eq(expected));
+            assert_goes_on(model, &mut optim, (plain, plain_optim));
+        } else {
+            let mut sums = GradientsAccumulator::new();
+            sums.accumulate(&plain, expected);
+            sums.accumulate(&plain, grads_of(&plain, 2));
+            let plain = plain_optim.step(LR, plain, sums.grads());
+            let model = release_step(model, &mut optim, |model| model.loss(2));
+            assert_goes_on(model, &mut optim, (plain, plain_optim));
+        }
+    }
+}
+
+/// The model is gone, and the optimizer refuses everything until a record is loaded.
+#[test]
+fn an_optimizer_that_panics_in_a_step() {
+    for stepped in 0..PARAMS {
+        for is_ordinary in [false, true] {
+            let (model, states) = plain(&[0]);
+            let count = Arc::new(AtomicUsize::new(0));
+            let counted = count.clone();
+            let optim = watched_adamw(move || {
+                assert!(
+                    counted.fetch_add(1, Relaxed) != stepped,
+                    "the optimizer stops"
+                );
+            });
+            let optim = optim.load_record(states.to_record());
+            let mut optim = optim.with_gradient_release();
+            let saved = model.clone();
+            let run = || match is_ordinary {
+                true => optim.step(LR, model.clone(), grads_of(&model, 1)),
+                false => optim.backward(LR, model.loss(1), model),
+            };
+            assert_panics(run, "the optimizer stops");
+            let interrupted = ReleaseError::Interrupted {
+                stepped,
+                of: PARAMS,
+            };
+            for (name, call) in calls() {
+                let (_, error) = call(&mut optim, saved.clone());
+                assert_eq!(error, interrupted, "{name}");
+            }
+            assert_eq!(optim.try_to_record().err().unwrap(), interrupted);
+            assert_eq!(optim.try_gradient_record().err().unwrap(), interrupted);
+            let refused = optim.try_into_optimizer().err().unwrap();
+            assert_error!(refused.error(), Interrupted, "load the last checkpoint");
+            let mut optim = refused.into_model().load_record(states.to_record());
+            assert_goes_on(saved.clone(), &mut optim, (saved, states));
+        }
+    }
+}
+
+#[test]
+fn a_group_of_no_parameter() {
+    let (model, states) = plain(&[0]);
+    let sgd = || SgdConfig::new().build();
+    let grouped = |path: &str| {
+        let optim = adamw().with_gradient_release();
+        let optim = optim.with_group(ParamGroup::from_path(path), sgd(), None);
+        optim.load_record(states.to_record())
+    };
+    let mut optim = grouped("frist.weight");
+    let loss = model.loss(1);
+    let refused = optim.try_backward(LR, loss, model).unwrap_err();
+    let ReleaseError::EmptyGroup { near, .. } = refused.error() else {
+        panic!("{refused:?}");
+    };
+    assert!(near.contains(&"first.weight".to_string()), "{near:?}");
+    let (model, loss) = refused.into_given();
+    // It is named right.
+    let mut optim = grouped("first.weight");
+    let group = ParamGroup::from_path("first.weight");
+    let mut plain_optim = adamw().with_group(group, sgd(), None);
+    plain_optim = plain_optim.load_record(states.to_record());
+    let plain = plain_step(model.clone(), &mut plain_optim, |model| model.loss(1));
+    let model = optim.backward(LR, loss.unwrap(), model);
+    assert_goes_on(model, &mut optim, (plain, plain_optim));
+}
+
+/// AdamW of Burn computes in bf16, and would lose what is asked for.
+#[test]
+fn gradients_in_f32_that_the_optimizer_does_not_take() {
+    let weight = || {
+        let weight = numbers::<2>([4, 4], 3, &flex()).cast(DType::BF16);
+        Param::from_tensor(weight.detach())
+    };
+    let loss = |weight: &Param<Tensor<2>>| weight.val().square().mean();
+    let mut optim = adamw().with_gradient_release().with_f32_gradients();
+    let model = weight();
+    let (given, before) = (loss(&model), bits(&model));
+    let refused = optim.try_backward(LR, given, model).unwrap_err();
+    assert_error!(
+        refused.error(),
+        NotSteppable,
+        "leave out `with_f32_gradients`"
+    );
+    let (model, given) = refused.into_given();
+    assert_eq!(bits(&model), before);
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.backward(LR, given.unwrap(), model);
+    let plain = plain_step(weight(), &mut adamw(), loss);
+    assert_eq!(bits(&model), bits(&plain));
+}
+
+#[test]
+fn settings_that_burns_optimizer_lacks() {
+    type Set = fn(ReleaseOptimizer, &Small) -> ReleaseOptimizer;
+    let settings: [(&str, Set); 4] = [
+        ("clipping", |optim, _| {
+            optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1e9 })
+        }),
+        ("loss scaler", |optim, _| {
+            optim.with_loss_scaler(LossScalerConfig::new().init())
+        }),
+        ("not finite", |optim, _| optim.with_non_finite_stop()),
+        ("sums", |mut optim, model| {
+            optim.accumulate(model.loss(5), model);
+            optim
+        }),
+    ];
+    for (what, set) in settings {
+        let (model, optim) = crate::small::started();
+        let optim = set(optim, &model);
+        let refused = optim.try_into_optimizer().err().unwrap();
+        assert_error!(refused.error(), NotBurns, "load `to_record` into it");
+        let optim = refused.into_model();
+        println!("{what}");
+        let plain_optim = adamw().load_record(optim.to_record());
+        assert_goes_on(model, &mut plain_optim.with_gradient_release(), plain(&[0]));
+    }
+}
+
+#[test]
+fn a_norm_that_was_not_measured() {
+    let max_norm = 1e9;
+    let (model, optim) = crate::small::started();
+    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+    assert!(optim.needs_two_passes());
+    let loss = model.loss(1);
+    let refused = optim.try_backward(LR, loss, model).unwrap_err();
+    assert_error!(refused.error(), NotMeasured, "`measure` the loss");
+    let (model, loss) = refused.into_given();
+    optim.measure(model.loss(1), &model);
+    let model = optim.backward(LR, loss.unwrap(), model);
+    let (model, _) = optim.two_passes(LR, model, |model| model.loss(2));
+    assert_eq!(model.values(), plain(&[0, 1, 2]).0.values());
+}
+
+/// A user's own operation, of which the parameter is both parents.
+#[derive(Debug)]
+struct Registers {
+    times: usize,
+}
+
+impl<B: Backend> Backward<B, 2> for Registers {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        assert!(self.times > 0, "the operation stops");
+        let grad = grads.consume::<B>(&ops.node);
+        let [parent, _] = ops.parents;
+        for _ in 0..self.times {
+            let parent = parent.as_ref().expect("it is tracked");
+            grads.register::<B>(parent.id, grad.clone());
+        }
+    }
+}
+
+/// The tensor, whose gradient is registered so often though it is used twice.
+fn registered<const D: usize>(tensor: Tensor<D>, times: usize) -> Tensor<D> {
+    let DispatchTensor { kind, autodiff } = tensor.into_dispatch();
+    let DispatchTensorKind::Autodiff(kind) = kind else {
+        panic!("it is tracked");
+    };
+    let DispatchTensorKind::Flex(BackendTensor::Autodiff(tensor)) = *kind else {
+        panic!("it is on Flex");
+    };
+    let parents = [tensor.node(), tensor.node()];
+    let step = Backward::<Flex, 2>::prepare::<NoCheckpointing>(Registers { times }, parents);
+    let value = step.compute_bound().stateless(tensor.into_primitive());
+    let kind = DispatchTensorKind::Flex(BackendTensor::Autodiff(value));
+    Tensor::from_dispatch(DispatchTensor {
+        kind: DispatchTensorKind::Autodiff(Box::new(kind)),
+        autodiff,
+    })
+}
+
+fn loss_with(model: &Small, times: usize) -> Tensor<1> {
+    model.loss(1) + registered(model.first.weight.val(), times).square().mean()
+}
+
+#[test]
+fn operations_that_register_less_often() {
+    for (times, at_end) in [(1, 1), (2, 0)] {
+        let (model, mut optim) = crate::small::started();
+        let (plain, mut plain_optim) = plain(&[0]);
+        let plain = plain_step(plain, &mut plain_optim, |model| loss_with(model, times));
+        let model = release_step(model, &mut optim, |model| loss_with(model, times));
+        let report = optim.last_step().unwrap();
+        assert_eq!(report.count(Outcome::AtEnd), at_end);
+        assert_eq!(report.count(Outcome::Released), PARAMS - at_end);
+        assert_goes_on(model, &mut optim, (plain, plain_optim));
+    }
+}
+
+#[test]
+fn operations_that_register_more_often() {
+    let (model, states) = plain(&[0]);
+    let mut optim = states.clone().with_gradient_release();
+    let saved = model.clone();
+    let loss = loss_with(&model, 4);
+    let refused = optim.try_backward(LR, loss, model).unwrap_err();
+    assert_error!(
+        refused.error(),
+        Tape,
+        "first.weight more often than it uses"
+    );
+    assert!(refused.into_given().1.is_none());
+    // Nothing else than a record is taken, if something was stepped.
+    let mut optim = optim.load_record(states.to_record());
+    optim
+        .try_accumulate(loss_with(&saved, 4), &saved)
+        .unwrap_err();
+    optim.take_sums(&saved);
+    assert_goes_on(saved.clone(), &mut optim, (saved, states));
+}
+
+/// Nothing was stepped: the optimizer goes on with another model.
+#[test]
+fn backward_that_panics_before_a_step() {
+    let (model, mut optim) = crate::small::started();
+    let saved = model.clone();
+    let loss = registered(model.loss(1), 0);
+    assert_panics(|| optim.backward(LR, loss, model), "the operation stops");
+    assert_goes_on(saved, &mut optim, plain(&[0]));
+}
