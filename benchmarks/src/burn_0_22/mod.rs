@@ -10,12 +10,11 @@ use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations};
-use burn_0_22::optim::GradientsParams;
+use burn_0_22::optim::{GradientsParams, ModuleOptimizer};
 use burn_0_22::tensor::Device;
-use burn_lean::{MixedPrecision, ReleaseError, WithGradientRelease};
+use burn_lean::{MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 use std::time::Instant;
 use vit::model::{LeanVit, Vit, digest, drawn};
-use vit::optimizer::Optimizer;
 use vit_0_21::memory::{Heap, Memory};
 use vit_common::config::BackendKind;
 use vit_common::rng::SeededRng;
@@ -62,7 +61,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         // But for norms, which stay in f32.
         true => MixedPrecision::bf16()
             .cast(model)
-            .map_err(ReleaseError::from)?,
+            .map_err(|refused| refused.into_parts().1)?,
         false => model,
     };
     let optimizer = optimizer::ordinary(kind, settings.seed, &model);
@@ -81,6 +80,11 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
     };
     let backend = format!("{device:?}");
     measure(spec, Some(&memory), backend, parameters, training)
+}
+
+enum Optimizer {
+    Plain(ModuleOptimizer),
+    Release(ReleaseOptimizer),
 }
 
 /// A training and its next step.
@@ -107,14 +111,22 @@ impl<M: Trainee> Training for Train<'_, M> {
 
         let start = Instant::now();
         let model = self.model.take().context("a step failed")?;
-        let model = optimizer.arm(settings.lr, model)?;
         let batch = self.batches[number % self.batches.len()].clone();
         let loss = model.loss(batch, self.run, dropout, &self.device);
         let value = loss.clone().into_scalar::<f64>();
         ends(Stage::Forward);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        ends(Stage::Backward);
-        let model = optimizer.step(settings.lr, model, grads)?;
+        let model = match optimizer {
+            Optimizer::Plain(optimizer) => {
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                ends(Stage::Backward);
+                optimizer.step(settings.lr, model, grads)
+            }
+            Optimizer::Release(optimizer) => {
+                let stepped = optimizer.try_backward(settings.lr, loss, model);
+                ends(Stage::Backward);
+                stepped.map_err(ReleaseError::from)?
+            }
+        };
         self.device.sync().context("the device failed")?;
         let seconds = start.elapsed().as_secs_f64();
         ends(Stage::Step);

@@ -8,23 +8,16 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::Tensor;
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::grads::{DistributedRegistration, Gradients};
+use burn::backend::autodiff::grads::DistributedRegistration;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorPrimitive,
 };
-use burn::tensor::Gradients as TensorGradients;
 use burn::tensor::container::TensorContainer;
 
-use super::counts::count;
-use super::derived;
-use crate::backend::{added, kind_of_backend, plain, with_backend};
-use crate::tape::{Reached, guard, node, node_of, register};
+use crate::backend::{added, kind_of_backend, with_backend};
 
 /// Receives complete gradients.
 pub(crate) trait Owner {
@@ -306,8 +299,32 @@ fn ripen() {
     }
 }
 
+/// Tells the owners that backward begins, with how many registrations of each leaf are to come.
+pub(super) fn begin(counts: HashMap<u64, usize>) {
+    let mut owners: HashMap<*const (), Rc<dyn Owner>> = HashMap::new();
+    for (leaf, count) in counts {
+        let owner = AWAITING.with_borrow_mut(|awaiting| {
+            let awaited = awaiting.by_leaf.get_mut(&leaf)?;
+            // On the tape of a scope, functions of parameters on the tape around it are no parents.
+            if count > 0 {
+                awaited.left = count;
+            }
+            Some((awaited.owner.clone(), awaited.place))
+        });
+        if let Some((owner, place)) = owner {
+            if count > 0 {
+                owner.is_in_graph(place);
+            }
+            owners.insert(Rc::as_ptr(&owner).cast(), owner);
+        }
+    }
+    // Before any of them has changed anything.
+    let is_refused = owners.values().any(|owner| owner.is_refused());
+    owners.values().for_each(|owner| owner.begins(is_refused));
+}
+
 /// Watches the registrations of a backward pass.
-struct Watch;
+pub(super) struct Watch;
 
 impl DistributedRegistration for Watch {
     fn on_register(&mut self, id: &NodeId, container: &mut TensorContainer<u64>) {
@@ -337,68 +354,4 @@ pub(crate) fn take_gradient(like: &DispatchTensor) -> TakeGradient {
             }
         });
     take.expect("the backend of a leaf is known")
-}
-
-/// From the node that backward has reached, registrations come to those who await them. Returns
-/// whether Burn's tape was understood; without that, nothing comes.
-pub(crate) fn watch<const N: usize>(
-    reached: &mut Reached<'_, N>,
-    like: &DispatchTensor,
-    leaves: impl IntoIterator<Item = u64>,
-) -> bool {
-    let mut counts: HashMap<u64, usize> = leaves.into_iter().map(|leaf| (leaf, 0)).collect();
-    let derived = derived::on_tapes();
-    counts.extend(derived.keys().map(|node| (*node, 0)));
-    if !count(reached.checkpointer, reached.id(), &mut counts) {
-        return false;
-    }
-    derived::wait_for(derived, &counts);
-    let mut owners: Vec<Rc<dyn Owner>> = Vec::new();
-    for (leaf, count) in counts {
-        let owner = AWAITING.with_borrow_mut(|awaiting| {
-            let awaited = awaiting.by_leaf.get_mut(&leaf)?;
-            // On the tape of a scope, functions of parameters on the tape around it are no parents.
-            if count > 0 {
-                awaited.left = count;
-            }
-            Some((awaited.owner.clone(), awaited.place))
-        });
-        let Some((owner, place)) = owner else {
-            continue;
-        };
-        if count > 0 {
-            owner.is_in_graph(place);
-        }
-        if !owners.iter().any(|known| Rc::ptr_eq(known, &owner)) {
-            owners.push(owner);
-        }
-    }
-    // Before any of them has changed anything.
-    let is_refused = owners.iter().any(|owner| owner.is_refused());
-    owners.iter().for_each(|owner| owner.begins(is_refused));
-    with_backend!(&like.kind, |B, wrap, like| {
-        let (root, like) = (reached.ops.node.clone(), like.clone().float());
-        *reached.grads = Gradients::new_distributed::<B>(root, like, Box::new(Watch));
-    })
-    .expect("the backend of a loss is known");
-    true
-}
-
-/// Runs backward from a loss. The leaves of the frame are awaited. Returns the gradients of all
-/// others, and whether Burn's tape was understood.
-pub(crate) fn backward(loss: DispatchTensor, frame: &Frame) -> (TensorGradients, bool) {
-    let id = node_of(&loss).expect("a loss on a tape has a node");
-    let (below, autodiff, leaves) = (guard(&loss), loss.autodiff, frame.leaves());
-    let understood = Arc::new(AtomicBool::new(false));
-    let noted = understood.clone();
-    // A node above the loss runs first.
-    let root = node(plain(loss), [below], autodiff, move |mut reached| {
-        let grad = reached.grad();
-        let is_understood = watch(&mut reached, &grad, leaves);
-        noted.store(is_understood, Ordering::Relaxed);
-        register(reached.grads, id, grad);
-    });
-    let grads = Tensor::<1>::from_dispatch(root).backward();
-    let understood = understood.load(Ordering::Relaxed);
-    (grads, understood)
 }
