@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
-use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device};
@@ -22,7 +21,6 @@ use crate::wide::is_half;
 /// A parameter of a model.
 pub(super) struct Checked {
     pub(super) param: AnyParam,
-    leaf: Option<NodeId>,
     device: Device,
     dtype: DType,
     ask: Ask,
@@ -65,12 +63,6 @@ impl Survey {
 
     pub(super) fn has(&self, id: ParamId) -> bool {
         self.places.contains_key(&id)
-    }
-
-    /// The leaves of those that require gradients, with their paths.
-    pub(super) fn leaves(&self) -> Vec<(NodeId, String)> {
-        let leaf = |it: &Checked| Some((it.leaf?, it.path()));
-        self.trained().filter_map(leaf).collect()
     }
 
     pub(super) fn ids(&self) -> Vec<ParamId> {
@@ -127,7 +119,6 @@ impl Survey {
                 device,
                 dtype,
                 ask,
-                ..
             } = checked;
             let needs_f32 = gives_f32 && is_half(*dtype);
             let answer = match (refusing.contains(&param.id), needs_f32) {
@@ -246,7 +237,6 @@ impl PathVisitor for Survey {
         }
         self.params.push(Checked {
             param: AnyParam::new(path, param),
-            leaf: node_of(&base),
             device: param.lazy_device(),
             dtype: base.dtype(),
             ask: ask::<D>,

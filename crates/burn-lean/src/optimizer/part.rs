@@ -1,11 +1,9 @@
 //! The parts of a backward pass: optimizers, each with a model.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
-use burn::backend::autodiff::NodeId;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::tensor::Gradients;
@@ -26,7 +24,8 @@ use crate::wide::is_half;
 /// [`measuring`](ReleaseOptimizer::measuring) return. Returns what each of them gives back, and the
 /// gradients of all that is in none of the models.
 ///
-/// One optimizer steps several models as a tuple: `optim.backward(lr, loss, (a, b))`.
+/// One optimizer steps several models as a tuple: `optim.backward(lr, loss, (a, b))`. A parameter that is
+/// in two parts is the first one's, as with Burn's `GradientsParams`.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -102,7 +101,7 @@ pub trait Part: sealed::Run {}
 impl<P: sealed::Run> Part for P {}
 
 pub(super) mod sealed {
-    use super::{Frame, NodeId, ReleaseError};
+    use super::{Frame, ReleaseError};
 
     pub trait Run {
         /// What the pass gives back: the model that was stepped, or the norm that was measured.
@@ -112,8 +111,6 @@ pub(super) mod sealed {
 
         /// Whether the pass can begin. Nothing has changed.
         fn check(&mut self) -> Result<(), ReleaseError>;
-        /// The leaves of what was checked, with their paths.
-        fn leaves(&self) -> Vec<(NodeId, String)>;
         fn begin(&mut self, frame: &mut Frame);
         /// Ends what backward has begun.
         fn end(&mut self) -> Result<(), ReleaseError>;
@@ -308,10 +305,6 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
         self.held.optimizer.stepper().pipeline.check_measured()
     }
 
-    fn leaves(&self) -> Vec<(NodeId, String)> {
-        self.held.survey.leaves()
-    }
-
     fn begin(&mut self, frame: &mut Frame) {
         let model = self.model.take().expect(MODEL);
         let (model, found) = take(model, &self.held.survey, &mut self.held.optimizer.sums);
@@ -350,10 +343,6 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
         self.held.check(self.model)
     }
 
-    fn leaves(&self) -> Vec<(NodeId, String)> {
-        self.held.survey.leaves()
-    }
-
     fn begin(&mut self, frame: &mut Frame) {
         let optimizer = &mut *self.held.optimizer;
         // The norm of the window is another one from here on.
@@ -382,10 +371,6 @@ impl<M: Module> sealed::Run for Measuring<'_, M> {
     fn check(&mut self) -> Result<(), ReleaseError> {
         self.held.check(self.model)?;
         self.held.optimizer.check_steps(&self.held.survey)
-    }
-
-    fn leaves(&self) -> Vec<(NodeId, String)> {
-        self.held.survey.leaves()
     }
 
     fn begin(&mut self, frame: &mut Frame) {
@@ -427,24 +412,7 @@ macro_rules! tuples {
 
             fn check(&mut self) -> Result<(), ReleaseError> {
                 $(self.$at.check()?;)+
-                let mut seen = HashMap::new();
-                // In one model, the first parameter of a leaf gets its gradient, as with plain Burn.
-                $(
-                    for (leaf, path) in self.$at.leaves() {
-                        let (first, part) = seen.entry(leaf).or_insert_with(|| (path.clone(), $at));
-                        if *part != $at {
-                            let (first, second) = (first.clone(), path);
-                            return Err(ReleaseError::DuplicateParam { first, second });
-                        }
-                    }
-                )+
                 Ok(())
-            }
-
-            fn leaves(&self) -> Vec<(NodeId, String)> {
-                let mut leaves = Vec::new();
-                $(leaves.extend(self.$at.leaves());)+
-                leaves
             }
 
             fn begin(&mut self, frame: &mut Frame) {
