@@ -13,7 +13,7 @@
 
 mod edges;
 
-// mod equality;
+mod equality;
 
 // #[cfg(feature = "wgpu")] mod gpu;
 
@@ -21,23 +21,19 @@ mod harness;
 
 // mod layers;
 
-/// In place of the module of tests.
-mod memory {
-    #[global_allocator]
-    pub(crate) static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
-}
+mod memory;
 
 // mod misc;
 
 // #[cfg(all(feature = "operations", feature = "optim"))] mod mixed_precision;
 
-// mod modules;
+mod modules;
 
 // #[cfg(feature = "operations")] mod operations;
 
 // #[cfg(feature = "optim")] mod optim;
 
-// mod optimizers;
+mod optimizers;
 
 // mod random_programs;
 
