@@ -1,9 +1,10 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
-use crate::harness::FIRST_PASSES;
+use burn_lean::backward;
+
 use crate::harness::prelude::*;
 
-const WINDOWS: usize = 5;
+const WINDOWS: usize = 4;
 const PARAMS: usize = 8;
 
 /// Two heads, so that a micro-batch can use one of them.
@@ -24,7 +25,7 @@ impl Net {
         })
     }
 
-    fn loss(&self, batch: usize, heads: &[usize]) -> Tensor<1> {
+    fn loss_of(&self, batch: usize, heads: &[usize]) -> Tensor<1> {
         let x = numbers([4, 5], batch, &flex());
         let x = x.clone() + self.body[1].forward(gelu(self.body[0].forward(x)));
         let losses = heads.iter().map(|head| {
@@ -36,24 +37,30 @@ impl Net {
         losses.reduce(Tensor::add).expect("a head is used")
     }
 
-    fn grads_with(&self, batch: usize, heads: &[usize]) -> GradientsParams {
-        GradientsParams::from_grads(self.loss(batch, heads).backward(), self)
+    fn loss(&self, batch: usize) -> Tensor<1> {
+        self.loss_of(batch, &[0, 1])
+    }
+
+    fn grads_of(&self, batch: usize, heads: &[usize]) -> GradientsParams {
+        GradientsParams::from_grads(self.loss_of(batch, heads).backward(), self)
     }
 
     fn grads(&self, batch: usize) -> GradientsParams {
-        self.grads_with(batch, &[0, 1])
+        self.grads_of(batch, &[0, 1])
     }
 }
 
-/// What ends a window.
+/// How a window ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// An armed micro-batch.
-    Armed,
-    /// The model is armed with the sums of all micro-batches, and none follows: an epoch was over.
-    CutShort,
-    /// The sums of all micro-batches are given to `step`, as ordinary gradients.
+    /// `backward` of the last micro-batch.
+    Backward,
+    /// `step` with the gradients of the last micro-batch.
     Ordinary,
+    /// `step` with the sums of all micro-batches: an epoch was over.
+    CutShort,
+    /// Its sums are taken, and given to `step`.
+    Taken,
 }
 
 /// A way to accumulate. `micro` counts the micro-batches of a window.
@@ -63,8 +70,6 @@ struct Case {
     size: fn(window: usize) -> usize,
     /// The heads that a micro-batch uses.
     heads: fn(micro: usize) -> &'static [usize],
-    /// Whether a micro-batch before the end is armed, rather than ordinary.
-    is_armed: fn(micro: usize) -> bool,
     end: End,
     /// Number of parameters that the last window's end steps inside backward.
     inside: usize,
@@ -72,81 +77,62 @@ struct Case {
     left: Outcome,
 }
 
-const ALL_ARMED: Case = Case {
-    name: "four armed",
+const FOUR: Case = Case {
+    name: "four",
     size: |_| 4,
     heads: |_| &[0, 1],
-    is_armed: |_| true,
-    end: End::Armed,
+    end: End::Backward,
     inside: PARAMS,
-    left: Outcome::Ordinary,
+    left: Outcome::AtEnd,
 };
 
 const CASES: &[Case] = &[
-    ALL_ARMED,
     Case {
         name: "windows of changing size",
         size: |window| [2, 1, 4, 3][window % 4],
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
-        name: "one ordinary micro-batch among armed ones",
-        is_armed: |micro| micro != 1,
-        ..ALL_ARMED
-    },
-    Case {
-        name: "one armed micro-batch among ordinary ones",
-        is_armed: |micro| micro == 1,
-        ..ALL_ARMED
-    },
-    Case {
-        name: "only the last is armed",
-        is_armed: |_| false,
-        ..ALL_ARMED
+        name: "ordinary gradients come last",
+        end: End::Ordinary,
+        inside: 0,
+        ..FOUR
     },
     Case {
         name: "cut short",
-        size: |_| 2,
         end: End::CutShort,
         inside: 0,
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
-        name: "sums as ordinary gradients",
-        size: |_| 2,
-        end: End::Ordinary,
+        name: "taken",
+        end: End::Taken,
         inside: 0,
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
         name: "a head used in the last micro-batch alone",
         heads: |micro| if micro == 3 { &[0, 1] } else { &[0] },
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
         name: "a head used before the last alone",
         heads: |micro| if micro == 3 { &[0] } else { &[0, 1] },
         inside: 6,
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
         name: "heads in turn",
         heads: |micro| if micro % 2 == 0 { &[0] } else { &[1] },
         inside: 6,
-        ..ALL_ARMED
-    },
-    Case {
-        name: "a head used once, not in the last",
-        heads: |micro| if micro == 1 { &[1] } else { &[0] },
-        inside: 6,
-        ..ALL_ARMED
+        ..FOUR
     },
     Case {
         name: "a head that is never used",
         heads: |_| &[1],
         inside: 6,
         left: Outcome::Unused,
-        ..ALL_ARMED
+        ..FOUR
     },
 ];
 
@@ -158,8 +144,7 @@ fn plain_windows(case: &Case, optim: &mut ModuleOptimizer) -> Vec<Bits> {
     let mut batches = 0..;
     for window in 0..WINDOWS {
         for micro in 0..(case.size)(window) {
-            let batch = batches.next().unwrap();
-            let grads = model.grads_with(batch, (case.heads)(micro));
+            let grads = model.grads_of(batches.next().unwrap(), (case.heads)(micro));
             sums.accumulate(&model, grads);
         }
         model = optim.step(LR, model, sums.grads());
@@ -174,44 +159,39 @@ fn plain_windows(case: &Case, optim: &mut ModuleOptimizer) -> Vec<Bits> {
 fn release_windows(
     case: &Case,
     optim: ModuleOptimizer,
-    first_pass: FirstPass,
     expected: &[Bits],
     what: &str,
 ) -> StepReport {
-    let mut optim = optim.with_gradient_release().with_first_pass(first_pass);
-    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+    let mut optim = optim.with_gradient_release();
+    let mut model = Net::new();
     let mut batches = 0..;
     for (window, expected) in expected.iter().enumerate() {
         let before = bits(&model);
-        let size = (case.size)(window);
-        let summed = size - usize::from(case.end == End::Armed);
-        for micro in 0..summed {
-            if (case.is_armed)(micro) {
-                model = sums.arm(model);
-            }
-            let batch = batches.next().unwrap();
-            let grads = model.grads_with(batch, (case.heads)(micro));
-            sums.accumulate(&model, grads);
-            // A visitor would find the placeholders: the weights are in the slots until `step`.
-            let now = bits(&model.clone().materialize());
-            assert_bits(
-                &now,
-                &before,
-                &format!("{what}: a micro-batch steps nothing"),
-            );
+        let is_last_summed = matches!(case.end, End::CutShort | End::Taken);
+        let last = (case.size)(window) - usize::from(!is_last_summed);
+        for micro in 0..last {
+            let loss = model.loss_of(batches.next().unwrap(), (case.heads)(micro));
+            optim.accumulate(loss, &model);
+            assert_bits(&bits(&model), &before, what);
         }
-        if case.end != End::Ordinary {
-            model = optim.arm_accumulated(LR, model, sums.grads());
-        }
+        let mut next = || (batches.next().unwrap(), (case.heads)(last));
         let grads = match case.end {
-            End::Ordinary => sums.grads(),
-            End::CutShort => GradientsParams::new(),
-            End::Armed => {
-                let batch = batches.next().unwrap();
-                model.grads_with(batch, (case.heads)(summed))
+            End::Backward => {
+                let (batch, heads) = next();
+                model = optim.backward(LR, model.loss_of(batch, heads), model);
+                None
             }
+            End::Ordinary => {
+                let (batch, heads) = next();
+                Some(model.grads_of(batch, heads))
+            }
+            End::CutShort => Some(GradientsParams::new()),
+            End::Taken => Some(optim.take_sums(&model)),
         };
-        model = optim.step(LR, model, grads);
+        if let Some(grads) = grads {
+            model = optim.step(LR, model, grads);
+        }
+        assert!(!optim.has_sums(), "{what}");
         assert_bits(&bits(&model), expected, &format!("{what}, window {window}"));
     }
     optim.last_step().unwrap().clone()
@@ -222,19 +202,14 @@ fn windows_of_burn() {
     for case in CASES {
         for (name, optim) in BOTH {
             let expected = plain_windows(case, &mut optim());
-            for first_pass in FIRST_PASSES.iter().copied() {
-                let what = format!("{}, {name}, {first_pass:?}", case.name);
-                let report = release_windows(case, optim(), first_pass, &expected, &what);
-                let inside = report.count(Outcome::Released) + report.count(Outcome::ReleasedLate);
-                assert_eq!(inside, case.inside, "{what}: {report:?}");
-                let left = PARAMS - case.inside;
-                assert_eq!(report.outcomes().count(), PARAMS, "{what}: {report:?}");
-                if left > 0 {
-                    assert_eq!(report.count(case.left), left, "{what}: {report:?}");
-                } else {
-                    assert!(report.is_plain(), "{what}: {report:?}");
-                }
-            }
+            let what = format!("{}, {name}", case.name);
+            let report = release_windows(case, optim(), &expected, &what);
+            let inside = report.count(Outcome::Released);
+            assert_eq!(inside, case.inside, "{what}: {report:?}");
+            let left = report.count(case.left);
+            assert_eq!(left, PARAMS - case.inside, "{what}: {report:?}");
+            let is_in_place = case.left == Outcome::Unused || report.in_place() == PARAMS;
+            assert!(is_in_place, "{what}: {report:?}");
         }
     }
 }
@@ -258,183 +233,80 @@ pub(crate) fn bits_of<M: Module>(grads: &GradientsParams, model: &M) -> Vec<Opti
 }
 
 /// A sum of Burn's accumulator.
-fn sums_of_burn(model: &Net, batches: usize) -> GradientsParams {
+fn sums_of_burn(model: &Net, batches: &[usize]) -> GradientsParams {
     let mut sums = GradientsAccumulator::new();
-    for batch in 0..batches {
-        sums.accumulate(model, model.grads(batch));
+    for batch in batches {
+        sums.accumulate(model, model.grads(*batch));
     }
     sums.grads()
+}
+
+/// An optimizer and a model, amid a window of these batches.
+fn amid(batches: &[usize]) -> (ReleaseOptimizer, Net) {
+    let (mut optim, model) = (adamw().with_gradient_release(), Net::new());
+    for batch in batches {
+        optim.accumulate(model.loss(*batch), &model);
+    }
+    (optim, model)
+}
+
+/// Ends the window, of which plain Burn has had these batches.
+fn assert_ends(mut optim: ReleaseOptimizer, model: Net, batches: &[usize]) {
+    let plain = Net::new();
+    let grads = sums_of_burn(&plain, batches);
+    let plain = adamw().step(LR, plain, grads);
+    let loss = model.loss(*batches.last().unwrap());
+    let model = optim.backward(LR, loss, model);
+    assert_bits(&bits(&model), &bits(&plain), "after the window");
 }
 
 /// What is not trained has no sum: running statistics, and what is frozen.
 #[test]
 fn a_record_has_sums_of_what_is_trained_alone() {
-    type Normed = (Linear, BatchNorm);
-    let make = || -> Normed {
-        seeded(&flex(), |device| {
-            let linear = LinearConfig::new(5, 3).init(device);
-            (linear, BatchNormConfig::new(3).init(device))
-        })
-    };
-    let mut sums = ReleaseAccumulator::new();
-    let (linear, norm) = sums.arm(make());
-    let out = norm.forward(linear.forward(numbers([4, 5], 0, &flex())));
-    let model: Normed = (linear, norm);
-    let grads =
-        GradientsParams::from_grads((out * numbers([4, 3], 1, &flex())).sum().backward(), &model);
-    sums.accumulate(&model, grads);
-    let weight = |sums: &mut ReleaseAccumulator| {
-        let grads = sums.grads();
-        (
-            grads.len(),
-            crate::small::bits_of(grads.get::<2>(model.0.weight.id).unwrap()),
-        )
-    };
-    let (record, cast) = (
-        sums.to_record(&model),
-        sums.to_record(&model).cast_to_module_dtype(),
-    );
-    let frozen = sums.to_record(&model);
-    let expected = weight(&mut sums);
-    assert_eq!(expected.0, 4);
-    for record in [record, cast] {
-        let mut loaded = sums.load_record(&model, record).unwrap();
-        assert_eq!(weight(&mut loaded), expected);
-        sums = loaded;
-    }
-    assert!(sums.load_record(&model.no_grad(), frozen).is_err());
-}
-
-/// An armed micro-batch.
-fn micro_batch(model: Net, sums: &mut ReleaseAccumulator, batch: usize) -> Net {
-    let model = sums.arm(model);
-    let grads = model.grads(batch);
-    sums.accumulate(&model, grads);
-    model
-}
-
-/// Ends a window of two, whose first micro-batch is in the sums.
-fn assert_goes_on(model: Net, sums: GradientsParams) {
+    let model: (Linear, BatchNorm) = seeded(&flex(), |device| {
+        let linear = LinearConfig::new(5, 3).init(device);
+        (linear, BatchNormConfig::new(3).init(device))
+    });
     let mut optim = adamw().with_gradient_release();
-    let model = optim.arm_accumulated(LR, model, sums);
-    let grads = model.grads(1);
-    assert_window_of_two(&optim.step(LR, model, grads));
+    let out = model
+        .1
+        .forward(model.0.forward(numbers([4, 5], 0, &flex())));
+    optim.accumulate((out * numbers([4, 3], 1, &flex())).sum(), &model);
+    let record = || optim.sums_to_record(&model);
+    let (records, frozen) = ([record(), record().cast_to_module_dtype()], record());
+    let expected = optim.take_sums(&model);
+    assert_eq!(expected.len(), 4);
+    for record in records {
+        optim.load_sums(&model, record).unwrap();
+        let found = optim.take_sums(&model);
+        assert_eq!(bits_of(&found, &model), bits_of(&expected, &model));
+    }
+    assert!(optim.load_sums(&model.no_grad(), frozen).is_err());
+    assert!(!optim.has_sums());
 }
 
-fn assert_window_of_two(model: &Net) {
-    let plain = Net::new();
-    let grads = sums_of_burn(&plain, 2);
-    let plain = adamw().step(LR, plain, grads);
-    assert_bits(&bits(model), &bits(&plain), "after the window");
-}
-
-/// Ended with a part of the model, so that the sums of the rest are not the accumulator's.
-#[test]
-fn sums_that_are_left_in_the_model_are_not_left_out_of_a_record() {
-    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
-    model = sums.arm(model);
-    let grads = model.grads(0);
-    sums.accumulate(&model, grads);
-    model = sums.arm(model);
-    sums.accumulate(&model.body, GradientsParams::new());
-    let error = sums.try_to_record(&model).unwrap_err();
-    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
-    model = sums.arm(model);
-    sums.accumulate(&model, GradientsParams::new());
-    assert_eq!(sums.to_record(&model).len(), PARAMS);
-}
-
-/// The sums of a window are saved after each of its micro-batches, and go on in a model made anew.
+/// The sums of a window are saved after each of its micro-batches, and go on in a model made anew,
+/// also in an optimizer that has sums of its own, which they replace.
 #[test]
 fn a_window_goes_on_from_a_record() {
     let saved = |record: ModuleRecord| ModuleRecord::from_bytes(record.into_bytes().unwrap());
-    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
-    assert!(sums.to_record(&model).is_empty());
+    let (mut optim, mut model) = amid(&[]);
+    assert!(optim.sums_to_record(&model).is_empty());
     for batch in 0..3 {
-        let armed = sums.arm(model);
-        let is_begun = ReleaseError::NotAccumulated {
-            added: 0,
-            armed: PARAMS,
-        };
-        assert_eq!(sums.try_to_record(&armed).unwrap_err(), is_begun);
-        let grads = armed.grads(batch);
-        sums.accumulate(&armed, grads);
-        let record = saved(sums.to_record(&armed)).unwrap();
+        optim.accumulate(model.loss(batch), &model);
+        let record = saved(optim.sums_to_record(&model)).unwrap();
         assert_eq!(record.len(), PARAMS);
-        model = Net::new().load_record(saved(armed.clone().into_record()).unwrap());
-        // What it has is replaced, in mid-micro-batch too.
-        drop(sums.arm(armed));
-        sums = sums.load_record(&model, record).unwrap();
+        model = Net::new().load_record(saved(model.into_record()).unwrap());
+        optim = adamw().with_gradient_release();
+        optim.accumulate(model.loss(7), &model);
+        optim.load_sums(&model, record).unwrap();
     }
     let other = Vec::from([Param::from_tensor(Tensor::<1>::zeros([3], &flex()))]);
-    let error = sums.try_to_record(&other).unwrap_err();
+    let error = optim.try_sums_to_record(&other).unwrap_err();
     assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
-    let record = sums.to_record(&model);
-    assert!(
-        ReleaseAccumulator::new()
-            .load_record(&other, record)
-            .is_err()
-    );
-
-    let grads = sums.grads();
-    let expected = sums_of_burn(&model, 3);
-    assert_eq!(bits_of(&grads, &model), bits_of(&expected, &model));
-    let mut optim = adamw().with_gradient_release();
-    let model = optim.arm_accumulated(LR, model, grads);
-    let grads = model.grads(3);
-    let model = optim.step(LR, model, grads);
-    let plain = Net::new();
-    let grads = sums_of_burn(&plain, 4);
-    assert_bits(
-        &bits(&model),
-        &bits(&adamw().step(LR, plain, grads)),
-        "resumed",
-    );
-}
-
-#[test]
-fn gradients_have_to_be_asked_for() {
-    let mut sums = ReleaseAccumulator::new();
-    let model = sums.arm(Net::new());
-    let grads = model.grads(0);
-    let unclaimed = |path: &str| ReleaseError::Unclaimed { path: path.into() };
-    let none = GradientsParams::new();
-    let refused = sums.try_accumulate(&model, none).unwrap_err();
-    assert_eq!(*refused.error(), unclaimed("body.0.weight"));
-    assert!(refused.into_given().1.is_empty());
-    // Of all but one.
-    let mut fewer = grads;
-    let bias = model.heads[1].bias.as_ref().unwrap().id;
-    let grad = fewer.remove::<1>(bias).unwrap();
-    let refused = sums.try_accumulate(&model, fewer).unwrap_err();
-    assert_eq!(*refused.error(), unclaimed("heads.1.bias"));
-    let ((), mut all) = refused.into_given();
-    all.register(bias, grad);
-    sums.accumulate(&model, all);
-    assert_goes_on(model, sums.grads());
-}
-
-#[test]
-fn sums_stay_with_the_model_that_was_armed() {
-    let mut sums = ReleaseAccumulator::new();
-    let model = micro_batch(Net::new(), &mut sums, 0);
-    // Armed twice, without a backward in between, and ended without one.
-    let model = sums.arm(model);
-    let model = sums.arm(model);
-    let others = [model.clone(), model.clone().fork(&flex()), Net::new()];
-    for other in others.clone() {
-        let refused = sums.try_arm(other).unwrap_err();
-        assert_error!(refused.error(), Copy | WrongModel);
-    }
-    sums.accumulate(&model, GradientsParams::new());
-    let mut optim = adamw().with_gradient_release();
-    let model = optim.arm_accumulated(LR, model, sums.grads());
-    for other in others {
-        let refused = optim.try_arm(LR, other).unwrap_err();
-        assert_error!(refused.error(), Copy | WrongModel);
-    }
-    let grads = model.grads(1);
-    assert_window_of_two(&optim.step(LR, model, grads));
+    let record = optim.sums_to_record(&model);
+    assert!(optim.load_sums(&other, record).is_err());
+    assert_ends(optim, model, &[0, 1, 2, 3]);
 }
 
 /// A head is frozen, or frozen and unfrozen, before a micro-batch of a window of three.
@@ -452,7 +324,7 @@ fn frozen_within_a_window() {
             _ => model,
         };
         let (mut plain, mut plain_sums) = (Net::new(), GradientsAccumulator::new());
-        let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+        let mut model = Net::new();
         let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
         for window in 0..2 {
             for micro in 0..3 {
@@ -460,14 +332,14 @@ fn frozen_within_a_window() {
                 plain = change(plain, micro);
                 plain_sums.accumulate(&plain, plain.grads(batch));
                 model = change(model, micro);
+                let loss = model.loss(batch);
                 if micro < 2 {
-                    model = micro_batch(model, &mut sums, batch);
+                    optim.accumulate(loss, &model);
+                } else {
+                    model = optim.backward(LR, loss, model);
                 }
             }
             plain = plain_optim.step(LR, plain, plain_sums.grads());
-            model = optim.arm_accumulated(LR, model, sums.grads());
-            let grads = model.grads(3 * window + 2);
-            model = optim.step(LR, model, grads);
             let what = format!("frozen before {frozen}, until {unfrozen}, window {window}");
             assert_bits(&bits(&model), &bits(&plain), &what);
             (plain, model) = (set(plain, true), set(model, true));
@@ -475,101 +347,94 @@ fn frozen_within_a_window() {
     }
 }
 
+/// A refused call gives the loss or the gradients back, and the window goes on. A copy has the
+/// parameters of its model, as in plain Burn.
 #[test]
-fn two_backward_passes_in_a_micro_batch_are_refused() {
-    let mut sums = ReleaseAccumulator::new();
-    let model = sums.arm(Net::new());
-    let _first = model.grads(0);
-    let second = model.grads(1);
-    let refused = sums.try_accumulate(&model, second).unwrap_err();
-    assert_error!(refused.error(), AccumulatedTwice, "begin the window anew");
-    let refused = sums.try_arm(model).unwrap_err();
-    assert_error!(refused.error(), NotAccumulated, "begin the window anew");
-    sums = ReleaseAccumulator::new();
-    let model = micro_batch(refused.into_model(), &mut sums, 0);
-    assert_goes_on(model, sums.grads());
+fn a_refused_call_loses_no_sum() {
+    let (mut optim, model) = amid(&[0]);
+    let other = Net::new();
+    let refused = optim.try_accumulate(other.loss(1), &other).unwrap_err();
+    assert_error!(refused.error(), WrongModel, "`take_sums`");
+    let (_, loss) = refused.into_given();
+    let refused = optim.try_backward(LR, loss.unwrap(), other).unwrap_err();
+    assert_error!(refused.error(), WrongModel);
+    let (other, loss) = refused.into_given();
+    assert!(loss.is_some());
+    let grads = other.grads(1);
+    let refused = optim.try_step(LR, other, grads).unwrap_err();
+    assert_error!(refused.error(), WrongModel);
+    let (other, grads) = refused.into_given();
+    assert_eq!(grads.len(), PARAMS);
+    // The loss of another model, which backward alone can tell.
+    let refused = optim.try_accumulate(other.loss(1), &model).unwrap_err();
+    assert_error!(refused.error(), NotInGraph);
+    let refused = optim.try_backward(LR, other.loss(1), model).unwrap_err();
+    assert_error!(refused.error(), NotInGraph);
+    let model = refused.into_model();
+
+    let copy = model.clone();
+    optim.accumulate(copy.loss(1), &copy);
+    let batches = [0, 1, 2];
+    let expected = bits_of(&sums_of_burn(&model, &batches[..2]), &model);
+    let record = optim.sums_to_record(&model);
+    assert_eq!(bits_of(&optim.take_sums(&model), &model), expected);
+    optim.load_sums(&model, record).unwrap();
+    assert_ends(optim, model, &batches);
+
+    // A window whose model is lost ends with any model.
+    let (mut optim, _) = amid(&[0]);
+    assert!(optim.take_sums(&other).is_empty() && !optim.has_sums());
+    assert_ends(optim, Net::new(), &[1]);
 }
 
-/// Refused, `arm_accumulated` hands the sums back.
 #[test]
-fn sums_are_not_lost_by_a_refusal() {
-    let model = Net::new();
-    let sums = sums_of_burn(&model, 1);
-    let before = bits_of(&sums, &model);
-    let mut other = adamw().with_gradient_release();
-    let model = other.arm(LR, model);
-    let mut optim = adamw().with_gradient_release();
-    let refused = optim.try_arm_accumulated(LR, model, sums).unwrap_err();
-    assert_error!(
-        refused.error(),
-        ArmedElsewhere,
-        "`disarm` the other step first"
-    );
-    assert!(!optim.is_armed());
-    let (model, sums) = refused.into_given();
-    assert_eq!(bits_of(&sums, &model), before);
-    assert_goes_on(other.disarm(model), sums);
-}
-
-/// The window of one model is over before that of the other begins, whose loss goes through both.
-#[test]
-fn one_accumulator_for_two_models_in_turns() {
-    let sgd = || SgdConfig::new().init();
-    let make = || (small(), numbered_from(small(), 70));
-    let grads_of_both = |first: &Small, second: &Small| {
-        let x = numbers([3, 4], 2, &flex());
-        let loss = first.forward(second.forward(x)).square().mean();
-        GradientsParams::from_grads(loss.backward(), second)
-    };
-    let (first, second) = make();
-    let of_first = grads_of(&first, 1);
-    let of_second = grads_of_both(&first, &second);
-    let expected = bits(&sgd().step(LR, first, of_first));
-    let expected_second = bits(&sgd().step(LR, second, of_second));
-
-    type Way = fn(Small, &mut ReleaseOptimizer, GradientsParams) -> Small;
-    let ways: [Way; 2] = [
-        |model, optim, sums| optim.step(LR, model, sums),
-        |model, optim, sums| {
-            let model = optim.arm_accumulated(LR, model, sums);
-            optim.step(LR, model, GradientsParams::new())
-        },
-    ];
-    for way in ways {
-        for is_within in [false, true] {
-            let (first, second) = make();
-            let mut sums = ReleaseAccumulator::new();
-            let first = sums.arm(first);
-            let grads = grads_of(&first, 1);
-            sums.accumulate(&first, grads);
-            let of_first = sums.grads();
-            let second = sums.arm(second);
-            let of_second = grads_of_both(&first, &second);
-            let mut optim = sgd().with_gradient_release();
-            // While the second is armed, or after its micro-batch.
-            let first = if is_within {
-                let first = way(first, &mut optim, of_first);
-                sums.accumulate(&second, of_second);
-                first
-            } else {
-                sums.accumulate(&second, of_second);
-                way(first, &mut optim, of_first)
-            };
-            let mut optim = sgd().with_gradient_release();
-            let second = optim.step(LR, second, sums.grads());
-            assert_bits(&bits(&first), &expected, "the first");
-            assert_bits(&bits(&second), &expected_second, "the second");
+fn a_micro_batch_without_a_finite_loss_is_left_out() {
+    let (mut optim, model) = amid(&[0]);
+    for batch in [1, 2] {
+        let factor = if batch == 1 { f32::NAN } else { 1.0 };
+        let loss = model.loss(batch) * factor;
+        if loss.clone().into_scalar::<f32>().is_finite() {
+            optim.accumulate(loss, &model);
         }
     }
+    assert_ends(optim, model, &[0, 2, 3]);
+}
 
-    // Within one window, the second takes the place of the first.
-    let (first, second) = make();
-    let mut sums = ReleaseAccumulator::new();
-    let first = sums.arm(first);
-    let grads = grads_of(&first, 1);
-    sums.accumulate(&first, grads);
-    let _second = sums.arm(second);
-    let grads = grads_of(&first, 1);
-    let refused = sums.try_accumulate(&first, grads).unwrap_err();
-    assert_error!(refused.error(), Copy, "has armed another");
+/// One loss goes through two models, whose windows end at different times.
+#[test]
+fn windows_of_two_models_under_one_loss() {
+    let sgd = || SgdConfig::new().init();
+    let make = || (small(), numbered_from(small(), 70));
+    let loss = |first: &Small, second: &Small, batch| {
+        let x = numbers([3, 4], batch, &flex());
+        first.forward(second.forward(x)).square().mean()
+    };
+
+    let (mut first, mut second) = make();
+    let (mut of_first, mut of_second) = (GradientsAccumulator::new(), GradientsAccumulator::new());
+    let mut optim = sgd();
+    for batch in 0..4 {
+        let mut grads = loss(&first, &second, batch).backward();
+        of_first.accumulate(&first, GradientsParams::from_module(&mut grads, &first));
+        of_second.accumulate(&second, GradientsParams::from_module(&mut grads, &second));
+        second = optim.step(LR, second, of_second.grads());
+        if batch % 2 == 1 {
+            first = optim.step(LR, first, of_first.grads());
+        }
+    }
+    let expected = bits(&(first, second));
+
+    let (mut first, mut second) = make();
+    let (mut one, mut other) = (sgd().with_gradient_release(), sgd().with_gradient_release());
+    for batch in 0..4 {
+        let loss = loss(&first, &second, batch);
+        if batch % 2 == 0 {
+            let parts = (one.accumulating(&first), other.stepping(LR, second));
+            (((), second), _) = backward(loss, parts);
+        } else {
+            let parts = (one.stepping(LR, first), other.stepping(LR, second));
+            ((first, second), _) = backward(loss, parts);
+        }
+    }
+    assert_bits(&bits(&(first, second)), &expected, "two windows");
 }

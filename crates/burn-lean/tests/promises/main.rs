@@ -1,7 +1,7 @@
 //! What burn-lean promises, one module per promise.
 #![allow(dead_code, unused_imports, unused_macros)]
 
-// mod accumulation;
+mod accumulation;
 
 // mod adapters;
 
@@ -19,6 +19,8 @@ mod equality;
 
 mod harness;
 
+mod heap;
+
 // mod layers;
 
 mod memory;
@@ -29,9 +31,13 @@ mod memory;
 
 mod modules;
 
-// #[cfg(feature = "operations")] mod operations;
+mod net;
 
-// #[cfg(feature = "optim")] mod optim;
+#[cfg(feature = "operations")]
+mod operations;
+
+#[cfg(feature = "optim")]
+mod optim;
 
 mod optimizers;
 

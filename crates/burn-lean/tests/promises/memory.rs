@@ -3,13 +3,9 @@
 //!
 //! A test that counts bytes runs in a process of its own, as they are those of the whole process.
 
-use peak_alloc::PeakAlloc;
-
 use crate::harness::prelude::*;
 use crate::harness::{watched, zero_linear};
-
-#[global_allocator]
-pub(crate) static HEAP: PeakAlloc = PeakAlloc;
+pub(crate) use crate::heap::{HEAP, peak_of};
 
 #[derive(Module, Debug)]
 pub(crate) struct Block {
@@ -55,14 +51,6 @@ fn forward_recomputed(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> 
 
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
-}
-
-/// The peak of a call, above what was in use before it.
-pub(crate) fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
-    let before = HEAP.current_usage();
-    HEAP.reset_peak_usage();
-    let result = run();
-    (result, HEAP.peak_usage() - before)
 }
 
 /// What a forward pass leaves on the heap for backward.

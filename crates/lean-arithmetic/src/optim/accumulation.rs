@@ -72,7 +72,7 @@ pub enum CannotAccumulate {
     /// The optimizer keeps no moment.
     #[error(
         "SGD without momentum has no moment that gradients could go into: give it momentum, or \
-         accumulate gradients, with `ReleaseAccumulator` or Burn's `GradientsAccumulator`"
+         accumulate gradients in sums"
     )]
     NoMoment,
     /// The step uses the last gradient by itself.

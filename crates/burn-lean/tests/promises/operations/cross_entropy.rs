@@ -9,7 +9,7 @@ use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
 
 use super::harness::{Case, noise, shaped};
 use crate::harness::prelude::*;
-use crate::memory::{HEAP, peak_of};
+use crate::heap::{HEAP, peak_of};
 
 /// A head of so many classes, and its loss.
 #[derive(Clone, Copy, Debug)]

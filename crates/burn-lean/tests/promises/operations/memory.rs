@@ -10,7 +10,7 @@ use burn_lean::operations::{
 };
 
 use crate::harness::prelude::*;
-use crate::memory::HEAP;
+use crate::heap::HEAP;
 
 /// Rows and width of the input.
 const DIMS: [usize; 2] = [1024, 1024];

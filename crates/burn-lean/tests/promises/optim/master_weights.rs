@@ -200,10 +200,7 @@ fn weights_go_to_f32_and_back() {
         let (_, record) = from(start, OptimizerRecord::default());
         let mut release = optim().load_record(record).with_gradient_release();
         for step in 0..4 {
-            let armed = release.arm(1e-3, model);
-            let grads = loss(&armed, step).backward();
-            let grads = GradientsParams::from_grads(grads, &armed);
-            model = release.step(1e-3, armed, grads);
+            model = release.backward(1e-3, loss(&model, step), model);
         }
         let full = to(model.clone(), release.to_record());
         assert!(bits(&full) != bits(&model));
@@ -299,23 +296,6 @@ fn what_is_not_in_the_group_stays_in_f32() {
     assert_eq!(half.weight.val().dtype(), DType::BF16);
     assert_eq!(record.len(), 1);
     assert_eq!(half.num_params(), 64 * 100 + 100);
-}
-
-/// By an optimizer, and between micro-batches.
-#[test]
-fn an_armed_model_is_refused() {
-    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
-    let refused = |model| five_bytes().weights_to_f32(model, OptimizerRecord::default());
-    let optim = five_bytes().with_f32_parameters().init();
-    let armed = optim.with_gradient_release().arm(1e-3, model.clone());
-    assert_panics(|| refused(armed), "the model is armed");
-    let mut sums = ReleaseAccumulator::new();
-    let model = sums.arm(model);
-    let x = Tensor::<2>::ones([2, 64], &flex());
-    let grads = model.forward(x).sum().backward();
-    let grads = GradientsParams::from_grads(grads, &model);
-    sums.accumulate(&model, grads);
-    assert_panics(|| refused(model), "the model is armed");
 }
 
 #[test]

@@ -1,13 +1,9 @@
 //! A step takes no memory but for the gradient, with Burn's `ModuleOptimizer` as well.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 
 use crate::harness::prelude::*;
-use crate::harness::watched;
-use crate::memory::peak_of;
+use crate::heap::peak_of;
 
 const WIDTH: usize = 512;
 
@@ -82,18 +78,4 @@ fn a_step_with_release_is_in_place() {
         assert_eq!(optim.last_step().unwrap().in_place(), 1);
         assert_eq!(model.num_params(), WIDTH * WIDTH);
     });
-}
-
-/// An optimizer around one in one pass runs nothing before its step.
-#[test]
-fn arm_steps_nothing() {
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = calls.clone();
-    let optim = watched(AdamWConfig::new().in_one_pass(), move || {
-        count.fetch_add(1, Relaxed);
-    });
-    let mut optim = optim.with_gradient_release();
-    let model = optim.arm(LR, matrix());
-    assert_eq!(calls.load(Relaxed), 0);
-    optim.disarm(model);
 }

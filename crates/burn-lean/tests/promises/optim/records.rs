@@ -10,7 +10,7 @@ use super::noise::Noise;
 use super::run::Run;
 use super::side::{Saved, device, model_with_embedding};
 use crate::harness::prelude::*;
-use crate::optimizers::Net;
+use crate::net::Net;
 
 const STEPS: usize = 24;
 const HALF: usize = STEPS / 2;
@@ -33,7 +33,7 @@ fn assert_same(name: &str, plain: Make<'_>, lean: Make<'_>) {
     let mut release = lean().with_gradient_release();
     let steps = 0..STEPS;
     let (_, reports) = release_run(net(), &mut release, steps, Net::loss, &expected, &what);
-    assert_released(&reports, 1, &what);
+    assert_released(&reports, &what);
 
     for (before, after) in [(plain, lean), (lean, plain)] {
         let what = format!("{name}, resumed");
