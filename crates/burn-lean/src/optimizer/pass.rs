@@ -1,7 +1,7 @@
 //! What one backward pass does with the gradients of one model.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use burn::Tensor;
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
@@ -155,7 +155,9 @@ pub(super) struct State {
     pub(super) progress: Progress,
     /// Why no more parameters are stepped.
     pub(super) stop: Option<ReleaseError>,
-    /// What is complete was so while backward ran.
+    /// Whether replicas were sent a gradient.
+    has_sent: bool,
+    /// Whether backward has ended.
     has_ended: bool,
 }
 
@@ -186,6 +188,7 @@ impl Pass {
             places,
             progress: Progress::default(),
             stop: None,
+            has_sent: false,
             has_ended: false,
         }))
     }
@@ -286,18 +289,15 @@ impl State {
         let recipients = self.stepper().pipeline.recipients(is_measuring);
         self.entries[place].outcome = self.outcome_now();
         let id = self.entries[place].id;
-        let used: HashSet<ParamId> = match in_flight.has_order() {
-            true => self
-                .entries
-                .iter()
-                .filter(|entry| entry.is_used)
-                .map(|entry| entry.id)
-                .collect(),
-            false => HashSet::new(),
-        };
+        if !std::mem::replace(&mut self.has_sent, true) {
+            let is_used = |param| {
+                let place = self.places.get(&param);
+                place.is_some_and(|at| self.entries[*at].is_used)
+            };
+            in_flight.skip_unused(is_used);
+        }
         let mut receiver = |param, mean| self.received(&in_flight, param, mean);
-        let is_used = |param| used.contains(&param);
-        let sent = in_flight.push(id, flat(grad), recipients, is_used, &mut receiver);
+        let sent = in_flight.push(id, flat(grad), recipients, &mut receiver);
         self.returned(in_flight, sent);
     }
 
