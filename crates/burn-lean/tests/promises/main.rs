@@ -9,7 +9,8 @@
 
 // mod copies;
 
-// #[cfg(feature = "data-parallel")] mod data_parallel;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 
 // mod edges;
 
@@ -21,7 +22,11 @@ mod harness;
 
 // mod layers;
 
-// mod memory;
+/// In place of the module of tests.
+mod memory {
+    #[global_allocator]
+    pub(crate) static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
+}
 
 // mod misc;
 
