@@ -24,14 +24,14 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// Reduces gradients over the replicas of a model that is trained data parallel.
 ///
 /// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
-/// the moment it is complete, in backward or in `step`, and steps with the result. The
-/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced, but the
-/// sum that the last one is stepped with. Gradients and weights come in one dimension.
+/// the moment it is complete, in backward or in `step`, and steps with the result. Micro-batches
+/// ([`accumulate`](crate::ReleaseOptimizer::accumulate)) are not reduced, but the sum that is stepped
+/// with. Gradients and weights come in one dimension.
 ///
 /// All replicas make the same calls in the same order, because they run backward over equal models;
 /// if each recomputes other scopes, as with a [`Budget`](crate::Budget), they keep to one
 /// [order](Self::order). If a replica differs, all of them should get an error that says which one,
-/// and how. In backward an error becomes a panic, since Burn's trait cannot return one.
+/// and how.
 pub trait GradientReduction: Send + Sync {
     /// Begins to reduce a complete gradient. It is awaited before more than
     /// [`max_in_flight`](Self::max_in_flight) are in flight, in the order in which they were begun.
@@ -48,8 +48,8 @@ pub trait GradientReduction: Send + Sync {
 
     /// The order in which all replicas reduce the gradients of a backward pass, for the case that
     /// each may complete them in a different one. A complete gradient waits for those before it whose
-    /// parameters the forward pass has used; gradients that are not in the order wait until a weight is
-    /// read, or for `step`. `None` reduces gradients as they come.
+    /// parameters the forward pass has used; gradients that are not in the order wait until backward has
+    /// ended. `None` reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -162,9 +162,11 @@ impl InFlight {
         lock(&self.failed).clone().map_or(Ok(()), Err)
     }
 
-    /// Whether the gradients of this pass are reduced in the order of an earlier one.
-    pub(crate) fn has_order(&self) -> bool {
-        lock(&self.turns).is_some()
+    /// No gradient of this pass waits for that of a parameter that the forward pass has not used.
+    pub(crate) fn skip_unused(&self, is_used: impl Fn(ParamId) -> bool) {
+        if let Some(turns) = lock(&self.turns).as_mut() {
+            turns.begin(|param| is_used(param.into()));
+        }
     }
 
     /// Begins a backward pass, in which gradients are reduced in the order of the one before.
@@ -175,13 +177,11 @@ impl InFlight {
     }
 
     /// Takes a complete gradient of backward, and sends it once it is its turn and there is room.
-    /// `is_used` says whether the forward pass has used a parameter.
     pub(crate) fn push(
         &self,
         param: ParamId,
         grad: Tensor<1>,
         recipients: Recipients,
-        is_used: impl Fn(ParamId) -> bool,
         receiver: Receiver<'_>,
     ) -> Result<(), ReleaseError> {
         let mut turns = lock(&self.turns);
@@ -189,7 +189,6 @@ impl InFlight {
             drop(turns);
             return self.send(param, grad, recipients, receiver);
         };
-        waiting.begin(|param| is_used(param.into()));
         waiting.complete(param.val(), (grad, recipients));
         // Without the lock: a step runs code of the optimizer.
         drop(turns);

@@ -59,8 +59,13 @@ struct Parameter {
     owner: usize,
     /// Its place among the parameters of all models.
     place: usize,
+    /// Number of its elements.
+    size: usize,
     is_trained: bool,
 }
+
+/// How many times as large the largest parameter is.
+const SMALL: usize = 64;
 
 /// An order, followed by the ids of another one that it lacks. They come last, where no
 /// gradient waits for one that does not come.
@@ -145,6 +150,7 @@ impl Exchange {
                 path: known.path,
                 owner: earlier.map_or(owner, |known| known.owner),
                 place: earlier.map_or(first + place, |known| known.place),
+                size: known.size,
                 is_trained: known.is_trained,
             };
             before.insert(known.id, parameter);
@@ -319,8 +325,8 @@ impl Exchange {
     }
 
     /// The order in which all replicas reduce gradients that each may complete in another one: that
-    /// in which the first replica has completed them last; before, from the end of the model. `None` if
-    /// there is one replica.
+    /// in which the first replica has completed them last; before, from the end of the model, with small
+    /// ones last. `None` if there is one replica.
     pub fn order(&self) -> Option<Vec<u64>> {
         if self.replicas.size() == 1 {
             return None;
@@ -349,7 +355,13 @@ impl Exchange {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let trained = known.iter().filter(|(_, parameter)| parameter.is_trained);
         let mut trained: Vec<_> = trained.collect();
-        trained.sort_by_key(|(id, parameter)| (Reverse(parameter.place), **id));
+        let largest = trained.iter().map(|(_, parameter)| parameter.size).max();
+        // A bias may come late, as Burn reshapes it before it is used, and large gradients would wait for it.
+        let is_small = |size: usize| size < largest.unwrap_or_default() / SMALL;
+        trained.sort_by_key(|(id, parameter)| {
+            let (size, place) = (parameter.size, parameter.place);
+            (is_small(size), Reverse(place), **id)
+        });
         trained.into_iter().map(|(id, _)| *id).collect()
     }
 

@@ -1,7 +1,7 @@
 //! What one backward pass does with the gradients of one model.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use burn::Tensor;
@@ -152,12 +152,10 @@ pub(super) struct State {
     pub(super) stepper: Option<Box<Stepper>>,
     /// The places of parameters, where replicas return their gradients.
     places: HashMap<ParamId, usize>,
-    /// Those that are in the graph of the loss, where replicas keep to an order.
-    used: HashSet<ParamId>,
     pub(super) progress: Progress,
     /// Why no more parameters are stepped.
     pub(super) stop: Option<ReleaseError>,
-    /// What is complete was so while backward ran.
+    /// Whether backward has ended.
     has_ended: bool,
 }
 
@@ -185,7 +183,6 @@ impl Pass {
             purpose,
             stepper: Some(stepper),
             places,
-            used: HashSet::new(),
             progress: Progress::default(),
             stop: None,
             has_ended: false,
@@ -229,14 +226,16 @@ impl Owner for Pass {
                 entry.value = Value::Weight(entry.value.take_weight());
             }
         }
-        if state
-            .stepper()
-            .in_flight
-            .as_ref()
-            .is_some_and(InFlight::has_order)
-        {
-            let used = state.entries.iter().filter(|entry| entry.is_used);
-            state.used = used.map(|entry| entry.id).collect();
+        let State {
+            entries,
+            stepper,
+            places,
+            ..
+        } = state;
+        let in_flight = stepper.as_ref().and_then(|it| it.in_flight.as_ref());
+        if let Some(in_flight) = in_flight {
+            let place = |param| places.get(&param);
+            in_flight.skip_unused(|param| place(param).is_some_and(|at| entries[*at].is_used));
         }
     }
 
@@ -306,11 +305,8 @@ impl State {
         let recipients = self.stepper().pipeline.recipients(is_measuring);
         self.entries[place].outcome = self.outcome_now();
         let id = self.entries[place].id;
-        let used = std::mem::take(&mut self.used);
         let mut receiver = |param, mean| self.received(&in_flight, param, mean);
-        let is_used = |param| used.contains(&param);
-        let sent = in_flight.push(id, flat(grad), recipients, is_used, &mut receiver);
-        self.used = used;
+        let sent = in_flight.push(id, flat(grad), recipients, &mut receiver);
         self.returned(in_flight, sent);
     }
 

@@ -11,7 +11,8 @@ pub enum Outcome {
     /// Stepped inside backward, the moment its gradient was complete.
     Released,
     /// Stepped when backward had ended: with gradients of earlier micro-batches alone, after an
-    /// operation that registers a gradient less often than it uses the parameter, or by
+    /// operation that registers a gradient less often than it uses the parameter, with a gradient that
+    /// was in flight to [replicas](crate::ReleaseOptimizer::with_reduction), or by
     /// [`step`](crate::ReleaseOptimizer::step).
     AtEnd,
     /// Not stepped, because its gradient has overflowed ([`LossScaler`](crate::LossScaler)).

@@ -9,7 +9,8 @@ mod accumulation;
 
 // mod copies;
 
-// #[cfg(feature = "data-parallel")] mod data_parallel;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 
 mod edges;
 

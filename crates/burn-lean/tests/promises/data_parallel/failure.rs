@@ -49,22 +49,21 @@ fn train(replicas: Replicas, how: Otherwise) -> String {
             Otherwise::Rate(rate) if is_other => rate,
             _ => 1e-3,
         };
-        model = optim.arm(rate, model);
         let stepped = panic_of(|| {
             let x = numbers::<2>([2, 4], step, &flex());
             let mut loss = model.one.forward(x.clone()).square().mean();
             if !(is_other && how == Otherwise::Path) {
                 loss = loss + model.other.forward(x).square().mean();
             }
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            optim.step(rate, model, grads)
+            optim.backward(rate, loss, model)
         });
         model = match stepped {
             Ok(model) => model,
             Err(text) => {
                 // Every call after it says the same.
-                let (_, refused) = optim.try_arm(rate, pair(4)).unwrap_err().into_parts();
-                let ReleaseError::Reduction { reason } = &refused else {
+                let (model, given) = (pair(4), GradientsParams::new());
+                let refused = optim.try_step(rate, model, given).unwrap_err();
+                let ReleaseError::Reduction { reason } = refused.error() else {
                     panic!("{refused}");
                 };
                 assert!(text.contains(reason), "{text}, then {reason}");
@@ -159,11 +158,9 @@ fn a_process_that_is_killed() {
         let optim = adamw().with_gradient_release();
         let mut optim = optim.with_reduction(Arc::new(parallel));
         for step in 0.. {
-            model = optim.arm(1e-3, model);
             let x = numbers::<2>([2, 4], step, &flex());
             let loss = model.one.forward(x).square().mean();
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(1e-3, model, grads);
+            model = optim.backward(1e-3, loss, model);
         }
     });
     if let Some(said) = said {
@@ -173,67 +170,51 @@ fn a_process_that_is_killed() {
 
 #[test]
 fn another_model() {
-    let errors = Threads::run(2, |replicas| {
-        let width = 4 + replicas.rank();
-        let parallel = DataParallel::new(replicas);
-        parallel.broadcast(pair(width)).unwrap_err().to_string()
-    });
-    for (rank, error) in errors.into_iter().enumerate() {
-        assert_eq!(
-            error,
-            format!(
+    type Make = fn(bool) -> Pair;
+    let rows: [(Make, &str); 2] = [
+        (|is_other| pair(4 + usize::from(is_other)), "[4, 5] F32"),
+        (
+            |is_other| {
+                let Pair { one, other } = pair(4);
+                let one = if is_other { one.no_grad() } else { one };
+                Pair { one, other }
+            },
+            "[4, 4] F32, not trained",
+        ),
+    ];
+    for (make, named) in rows {
+        let errors = Threads::run(2, |replicas| {
+            let model = make(replicas.rank() == 1);
+            let parallel = DataParallel::new(replicas);
+            parallel.broadcast(model).unwrap_err().to_string()
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            let expected = format!(
                 "rank {rank} of 2: the replicas do not do the same: rank 0: parameter one.weight \
-                 [4, 4] F32; rank 1: parameter one.weight [4, 5] F32"
-            )
-        );
-    }
-}
-
-#[test]
-fn a_layer_that_one_replica_has_frozen() {
-    let errors = Threads::run(2, |replicas| {
-        let is_other = replicas.rank() == 1;
-        let mut model = pair(4);
-        if is_other {
-            model.one = model.one.no_grad();
+                 [4, 4] F32; rank 1: parameter one.weight {named}"
+            );
+            assert_eq!(error, expected);
         }
-        let parallel = DataParallel::new(replicas);
-        parallel.broadcast(model).unwrap_err().to_string()
-    });
-    for error in errors {
-        let named = "rank 1: parameter one.weight [4, 4] F32, not trained";
-        assert!(error.ends_with(named), "{error}");
     }
 }
 
-/// It has placeholders in place of its weights.
-#[test]
-fn an_armed_model() {
-    let refused = Threads::run(1, |replicas| {
-        let parallel = DataParallel::new(replicas);
-        let mut optim = adamw().with_gradient_release();
-        let model = optim.arm(1e-3, pair(4));
-        let verified = parallel.verify(&model).unwrap_err().to_string();
-        let received = parallel.broadcast(model).unwrap_err().to_string();
-        assert_eq!(verified, received);
-        received
-    });
-    assert!(refused[0].starts_with("one.weight is armed"), "{refused:?}");
-}
-
+/// Refused by `backward` and by `step`.
 #[test]
 fn a_parameter_that_nobody_knows() {
-    let text = Threads::run(1, |replicas| {
-        let optim = adamw().with_gradient_release();
-        let mut optim = optim.with_reduction(Arc::new(DataParallel::new(replicas)));
-        let model = optim.arm(1e-3, pair(4));
-        let x: Tensor<2> = numbers([2, 4], 0, &flex());
-        panic_of(|| model.one.forward(x).mean().backward())
-            .map(drop)
-            .unwrap_err()
+    Threads::run(1, |replicas| {
+        let parallel = Arc::new(DataParallel::new(replicas));
+        let optim = || adamw().with_gradient_release();
+        let mut optims = [(); 2].map(|()| optim().with_reduction(parallel.clone()));
+        let loss = |model: &Pair| model.one.forward(numbers([2, 4], 0, &flex())).mean();
+        let model = pair(4);
+        let before = bits(&model);
+        let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+        let refused = optims[0].try_step(LR, model, grads).unwrap_err();
+        let (model, error) = refused.into_parts();
+        assert_error!(error, Reduction, "is in no model that the replicas have");
+        let refused = optims[1].try_backward(LR, loss(&model), model).unwrap_err();
+        let (model, error) = refused.into_parts();
+        assert_error!(error, Reduction, "is in no model that the replicas have");
+        assert_eq!(bits(&model), before);
     });
-    assert!(
-        text[0].contains("is in no model that the replicas have compared"),
-        "{text:?}"
-    );
 }

@@ -26,12 +26,13 @@ fn layers(count: usize) -> Vec<Linear> {
     seeded(&flex(), |_| (0..count).map(layer).collect())
 }
 
-fn grads(model: &Vec<Linear>, x: Tensor<2>) -> GradientsParams {
-    let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
-    GradientsParams::from_grads(x.square().mean().backward(), model)
+fn loss<'a>(model: impl IntoIterator<Item = &'a Linear>, x: Tensor<2>) -> Tensor<1> {
+    let layers = model.into_iter();
+    let x = layers.fold(x, |x, layer| relu(layer.forward(x)));
+    x.square().mean()
 }
 
-/// The peak of the third step and what is in use after it, of all replicas together, and their
+/// The peak of three steps and what is in use after it, of all replicas together, and their
 /// weights.
 fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
     let before = HEAP.current_usage();
@@ -40,8 +41,7 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
         let rank = replicas.rank();
         let parallel = parallel(replicas, is_sharded);
         let mut model = parallel.broadcast(layers(LAYERS)).unwrap();
-        let optim = AdamWConfig::new().init().with_gradient_release();
-        let mut optim = optim.with_first_pass(FirstPass::Small);
+        let mut optim = AdamWConfig::new().init().with_gradient_release();
         if is_reduced {
             optim = optim.with_reduction(Arc::new(parallel));
         }
@@ -50,12 +50,10 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
             barrier.wait();
             HEAP.reset_peak_usage();
             barrier.wait();
-            model = optim.arm(LR, model);
             let x = numbers([2, WIDTH], step * REPLICAS + rank, &flex());
-            let grads = grads(&model, x);
-            model = optim.step(LR, model, grads);
+            model = optim.backward(LR, loss(&model, x), model);
             barrier.wait();
-            peak = HEAP.peak_usage() - before;
+            peak = peak.max(HEAP.peak_usage() - before);
         }
         barrier.wait();
         let after = HEAP.current_usage() - before;
@@ -65,7 +63,7 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
     measured.into_iter().next().expect("there is a first")
 }
 
-/// What the last step of two models that are trained in turns takes, and what all steps leave, beyond
+/// What a step of two models that are trained in turns takes, and what all steps leave, beyond
 /// what is in use before the first, of all replicas together. Of the last two layers one is used, in
 /// turns, too.
 fn train_two() -> [usize; 2] {
@@ -76,33 +74,27 @@ fn train_two() -> [usize; 2] {
         let mut models = [(); 2].map(|()| parallel.broadcast(layers(LAYERS)).unwrap());
         let mut optims = [(); 2].map(|()| {
             let optim = SgdConfig::new().init().with_gradient_release();
-            let optim = optim.with_first_pass(FirstPass::Small);
             optim.with_reduction(Arc::new(parallel.clone()))
         });
         // Products keep buffers of the size of a cache for each thread.
-        drop(grads(&layers(2), numbers([2, WIDTH], 0, &flex())));
+        drop(loss(&layers(2), numbers([2, WIDTH], 0, &flex())).backward());
         barrier.wait();
         let before = HEAP.current_usage();
         barrier.wait();
         let mut peak = 0;
         for step in 0..4 {
             for (at, optim) in optims.iter_mut().enumerate() {
-                let mut model = std::mem::take(&mut models[at]);
+                let model = std::mem::take(&mut models[at]);
                 barrier.wait();
                 HEAP.reset_peak_usage();
                 barrier.wait();
-                model = optim.arm(LR, model);
                 let x = numbers([2, WIDTH], step * REPLICAS + rank, &flex());
                 let skipped = LAYERS - 1 - step % 2;
-                let used = model
-                    .iter()
-                    .enumerate()
-                    .filter(|(layer, _)| *layer != skipped);
-                let x = used.fold(x, |x, (_, layer)| relu(layer.forward(x)));
-                let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
-                models[at] = optim.step(LR, model, grads);
+                let (first, last) = model.split_at(skipped);
+                let loss = loss(first.iter().chain(&last[1..]), x);
+                models[at] = optim.backward(LR, loss, model);
                 barrier.wait();
-                peak = HEAP.peak_usage().saturating_sub(before);
+                peak = peak.max(HEAP.peak_usage().saturating_sub(before));
             }
         }
         barrier.wait();
@@ -139,9 +131,8 @@ fn save(is_gathered: bool) -> usize {
         let model = parallel.broadcast(layers(DEEP)).unwrap();
         let optim = AdamWConfig::new().init().with_gradient_release();
         let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
-        let model = optim.arm(LR, model);
-        let grads = grads(&model, Tensor::ones([2, WIDTH], &flex()));
-        let _model = optim.step(LR, model, grads);
+        let loss = loss(&model, Tensor::ones([2, WIDTH], &flex()));
+        let _model = optim.backward(LR, loss, model);
         barrier.wait();
         let before = HEAP.current_usage();
         HEAP.reset_peak_usage();

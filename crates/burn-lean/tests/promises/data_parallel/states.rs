@@ -12,9 +12,7 @@ use crate::harness::prelude::*;
 const STATES: usize = 14;
 
 fn release() -> ReleaseOptimizer {
-    adamw()
-        .with_gradient_release()
-        .with_first_pass(FirstPass::Exact)
+    adamw().with_gradient_release()
 }
 
 fn optim_of(parallel: &DataParallel) -> ReleaseOptimizer {
@@ -29,9 +27,8 @@ fn train(
 ) -> Net {
     let (rank, size) = (parallel.replicas().rank(), parallel.replicas().size());
     for step in steps {
-        model = optim.arm(LR, model);
-        let grads = model.grads(share(step, rank, size), step % 2 == 0);
-        model = optim.step(LR, model, grads);
+        let loss = model.loss(share(step, rank, size), step % 2 == 0);
+        model = optim.backward(LR, loss, model);
     }
     model
 }
