@@ -44,7 +44,7 @@ mod optimizers;
 
 // mod random_programs;
 
-// mod scopes;
+mod scopes;
 
 mod small;
 

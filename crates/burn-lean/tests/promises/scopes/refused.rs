@@ -13,6 +13,10 @@ fn what_would_get_no_gradient_is_refused() {
     assert_panics(|| checkpoint(&block, x(), with_tensor), what_to_do);
     let with_parameter = move |block: &Block, x| other.forward(block.forward(x));
     assert_panics(|| checkpoint(&block, x(), with_parameter), what_to_do);
+    // Its own parameter by another way is none of the module's.
+    let clone = block.clone();
+    let with_clone = move |_: &Block, x| clone.forward(x);
+    assert_panics(|| checkpoint(&block, x(), with_clone), what_to_do);
 }
 
 fn drop_some(x: Tensor<3>) -> Tensor<3> {
@@ -62,47 +66,36 @@ fn a_second_run_that_differs_is_refused() {
         ),
     ];
     for (name, runs) in cases {
-        for is_armed in [false, true] {
-            let mut block = seeded(&device, Block::new);
-            if is_armed {
-                block = adamw().with_gradient_release().arm(LR, block);
-            }
+        let is_same = name == "another thread draws, the scope does not";
+        let what = "it has computed something else than the first time";
+        for is_released in [false, true] {
+            let block = seeded(&device, Block::new);
             let x = numbers::<3>([2, 3, 8], 1, &device).require_grad();
             let loss = checkpoint(&block, x, changing(runs)).remove(0).mean();
-            if name == "another thread draws, the scope does not" {
-                assert!(block.key.weight.grad(&loss.backward()).is_some() || is_armed);
-            } else {
-                let what = "it has computed something else than the first time";
-                assert_panics(|| loss.backward(), what);
+            let run = || match is_released {
+                true => drop(adamw().with_gradient_release().backward(LR, loss, block)),
+                false => drop(loss.backward()),
+            };
+            match is_same {
+                true => run(),
+                false => assert_panics(run, what),
             }
         }
     }
 }
 
-/// They would be constants there.
+/// What backward runs on another thread gets the same gradients.
 #[test]
-fn armed_parameters_read_on_another_thread_are_refused() {
+fn a_scope_that_computes_on_another_thread() {
     let elsewhere = |block: &Block, x: Tensor<3>| {
-        std::thread::scope(|threads| {
-            let thread = threads.spawn(move || block.forward(x));
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        std::thread::scope(|threads| threads.spawn(move || block.forward(x)).join().unwrap())
     };
-    let device = flex();
-    let x = numbers::<3>([1, 2, 8], 1, &device);
-    let mut optim = adamw().with_gradient_release();
-    let block = optim.arm(LR, seeded(&device, Block::new));
-    let what_to_do = "norm.gamma is read on another thread";
-    assert_panics(|| checkpoint(&block, x.clone(), elsewhere), what_to_do);
-    // Nothing has changed: a scope that computes on its own thread is the way out.
-    let kept = |block: &Block| block.forward(x.clone()).mean();
-    let expected = plain_step(seeded(&device, Block::new), &mut adamw(), kept);
-    let loss = checkpoint(&block, x.clone(), Block::forward).mean();
-    let grads = GradientsParams::from_grads(loss.backward(), &block);
-    let block = optim.step(LR, block, grads);
-    assert_bits(&bits(&block), &bits(&expected), "after the step");
+    let make = || seeded(&flex(), Block::new);
+    both_ways(BOTH, 3, make, |block, step| {
+        checkpoint(block, numbers([1, 2, 8], step, &flex()), elsewhere)
+            .square()
+            .mean()
+    });
 }
 
 /// A thread of rayon's that waits in a scope takes up another task, of another model.
@@ -111,35 +104,38 @@ fn another_model_on_the_thread_of_a_scope() {
     let device = flex();
     let (block, other) = (Block::new(&device), Block::new(&device));
     let optim = std::sync::Mutex::new(adamw().with_gradient_release());
-    let train = move |block: &Block, x| {
+    let train = move |block: &Block, x: Tensor<3>| {
         let mut optim = optim.lock().unwrap();
-        let refused = optim.try_arm(LR, other.clone()).unwrap_err();
-        assert!(
-            matches!(refused.error(), ReleaseError::InScope),
-            "{}",
-            refused.error()
-        );
-        let grads = GradientsParams::new();
-        let refused = optim.try_step(LR, other.clone(), grads).unwrap_err();
-        assert!(
-            matches!(refused.error(), ReleaseError::InScope),
-            "{}",
-            refused.error()
-        );
+        let loss = x.clone().sum();
+        let refused = optim
+            .try_backward(LR, loss.clone(), other.clone())
+            .unwrap_err();
+        assert_error!(refused.error(), InScope);
+        let refused = optim.try_accumulate(loss, &other).unwrap_err();
+        assert_error!(refused.error(), InScope);
+        let refused = optim
+            .try_step(LR, other.clone(), GradientsParams::new())
+            .unwrap_err();
+        assert_error!(refused.error(), InScope);
         block.forward(x)
     };
     let x = numbers::<3>([1, 2, 8], 1, &device);
     checkpoint(&block, x, train).sum().backward();
 }
 
+/// Mapped inside of the closure, a parameter is another leaf, or none: of its clone nothing comes.
 #[test]
-fn freezing_an_armed_module_inside_of_the_closure_is_refused() {
+fn a_module_that_is_frozen_inside_of_the_closure() {
     let device = flex();
-    let block = adamw()
-        .with_gradient_release()
-        .arm(LR, seeded(&device, Block::new));
-    let x = numbers::<3>([2, 3, 8], 1, &device).require_grad();
+    let block = seeded(&device, Block::new);
+    let x = || numbers::<3>([2, 3, 8], 1, &device).require_grad();
     let frozen = |block: &Block, x| block.clone().no_grad().forward(x);
-    let what = "was mapped inside of the closure of a scope (by `no_grad` or a mapper)";
-    assert_panics(|| checkpoint(&block, x, frozen), what);
+    let grads = checkpoint(&block, x(), frozen).sum().backward();
+    assert!(block.key.weight.grad(&grads).is_none());
+    let input = x();
+    let grads = checkpoint(&block, input.clone(), frozen).sum().backward();
+    let expected = x();
+    let plain = frozen(&block, expected.clone()).sum().backward();
+    let of = |x: Tensor<3>, grads| bits_of(x.grad(grads).unwrap());
+    assert_eq!(of(input, &grads), of(expected, &plain));
 }

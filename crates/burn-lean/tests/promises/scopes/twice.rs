@@ -1,7 +1,7 @@
 //! Modules that have a parameter twice, or one that gets no gradient.
 
 use super::*;
-use crate::small::{plain_values, started};
+use crate::small::started;
 
 /// The distance of a student from its teacher, which has the same ids.
 fn distance(pair: &(Linear, Linear), is_student_first: bool, again: bool) -> Tensor<1> {
@@ -41,22 +41,24 @@ fn a_teacher_with_the_ids_of_its_student() {
             let expected = plain_step(start.clone(), &mut sgd(), |student| loss(student, false));
             assert_ne!(bits(&expected), bits(&start));
             let found = plain_step(start.clone(), &mut sgd(), |student| loss(student, true));
-            assert_bits(&bits(&found), &bits(&expected), "not armed");
+            assert_bits(&bits(&found), &bits(&expected), "plain Burn");
             let mut optim = sgd().with_gradient_release();
             let found = release_step(start.clone(), &mut optim, |student| loss(student, true));
-            assert_bits(&bits(&found), &bits(&expected), "armed");
+            assert_bits(&bits(&found), &bits(&expected), "released");
         }
     }
 }
 
-/// As a target network: a constant, also in a scope that has captured it, or has it in its module.
+/// As a target network: a constant, also in a scope that has captured it, or has it in its module, and
+/// in a scope below the model, which runs again when the model was stepped.
 #[test]
-fn a_frozen_copy_of_the_armed_model() {
+fn a_frozen_copy_of_the_model() {
     type Pair = (Small, Small);
     let x = || numbers::<2>([3, 4], 1, &flex());
     let difference = |model: &Small, target: &Small, x: Tensor<2>| {
         model.forward(x.clone()) - target.forward(x.mul_scalar(2.0))
     };
+    let kept = move |model: &Small, target: Small| difference(model, &target, x());
     let captured = move |model: &Small, target: Small| {
         checkpoint(model, x(), move |model, x| difference(model, &target, x))
     };
@@ -86,68 +88,37 @@ fn a_frozen_copy_of_the_armed_model() {
             })
         })
     };
-    type Run<'a> = &'a dyn Fn(&Small, Small) -> Tensor<2>;
-    let runs: [(&str, Run); 5] = [
-        ("captured", &captured),
-        ("in a scope in the scope", &nested),
-        ("after it in the module", &first),
-        ("before it in the module", &last),
-        ("in the module of two scopes", &inner),
-    ];
-    let (mut plain, mut plain_optim) = plain(&[0]);
-    let target = plain.clone().no_grad();
-    plain = plain_step(plain, &mut plain_optim, |model| {
-        difference(model, &target, x()).square().mean()
-    });
-    for (what, run) in runs {
-        let (model, mut optim) = started();
-        let model = optim.arm(LR, model);
-        let target = model.clone().no_grad();
-        let loss = run(&model, target.clone()).square().mean();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let model = optim.step(LR, model, grads);
-        assert_bits(&bits(&model), &bits(&plain), what);
-        assert_eq!(target.values(), plain_values(&[0]), "{what}");
-    }
-}
-
-/// Backward steps the model before it runs the scopes of the copy below it again.
-#[test]
-fn a_frozen_copy_below_the_armed_model() {
-    let through = |target: &Small, again| {
-        let x = numbers::<2>([3, 4], 1, &flex()).require_grad();
-        match again {
-            true => checkpoint(target, x, |target, x| {
-                checkpoint(target, x, Small::forward).tanh()
-            }),
-            false => target.forward(x).tanh(),
-        }
+    let below = move |model: &Small, target: Small| {
+        model.forward(target.forward(x().require_grad()).tanh())
     };
-    let (model, mut optim) = plain(&[0]);
-    let target = model.clone().no_grad();
-    let expected = plain_step(model, &mut optim, |model| {
-        model.forward(through(&target, false)).square().mean()
-    });
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let hidden = through(&model.clone().no_grad(), true);
-    let loss = model.forward(hidden).square().mean();
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    let model = optim.step(LR, model, grads);
-    assert_bits(&bits(&model), &bits(&expected), "below");
-}
-
-#[test]
-fn a_parameter_that_got_another_leaf_while_armed() {
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model).no_grad().set_require_grad(true);
-    let x = numbers([3, 4], 1, &flex());
-    let inner = |model: &Small, x| checkpoint(model, x, Small::forward);
-    let loss = checkpoint(&model, x, inner).square().mean();
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    let model = optim.step(LR, model, grads);
-    let expected: Plain = train_plain(plain(&[0]), &[1]);
-    assert_bits(&bits(&model), &bits(&expected.0), "two scopes");
+    let below_in_scopes = move |model: &Small, target: Small| {
+        let hidden = checkpoint(&target, x().require_grad(), |target: &Small, x| {
+            checkpoint(target, x, Small::forward).tanh()
+        });
+        model.forward(hidden)
+    };
+    type Run<'a> = &'a dyn Fn(&Small, Small) -> Tensor<2>;
+    let runs: [(&str, Run, Run); 6] = [
+        ("captured", &captured, &kept),
+        ("in a scope in the scope", &nested, &kept),
+        ("after it in the module", &first, &kept),
+        ("before it in the module", &last, &kept),
+        ("in the module of two scopes", &inner, &kept),
+        ("below it", &below_in_scopes, &below),
+    ];
+    for (what, run, kept) in runs {
+        let (model, mut optim) = plain(&[0]);
+        let target = model.clone().no_grad();
+        let expected = plain_step(model, &mut optim, |model| {
+            kept(model, target.clone()).square().mean()
+        });
+        let (model, mut optim) = started();
+        let found = release_step(model, &mut optim, |model| {
+            run(model, target.clone()).square().mean()
+        });
+        assert_bits(&bits(&found), &bits(&expected), what);
+        assert_eq!(target.values(), plain(&[0]).0.values(), "{what}");
+    }
 }
 
 /// A gradient of zeros would let an optimizer decay it.
@@ -186,23 +157,23 @@ fn of_one_element(device: Device) {
 
 /// AdamW would decay it.
 #[test]
-fn an_armed_parameter_of_one_element_that_gets_no_gradient() {
-    let device = flex();
-    let start: (Linear, Linear) = seeded(&device, |device| {
+fn a_released_parameter_of_one_element_that_gets_no_gradient() {
+    let start: (Linear, Linear) = seeded(&flex(), |device| {
         (
             LinearConfig::new(6, 6).init(device),
             LinearConfig::new(6, 1).init(device),
         )
     });
-    let loss = |heads: &(Linear, Linear), again| {
-        let both = |(body, head): &(Linear, Linear), x: Tensor<2>| {
-            (body.forward(x.clone()), head.forward(x))
-        };
-        let x = numbers::<2>([3, 6], 1, &heads.0.weight.device());
-        forward(heads, x, again, both).0.square().mean()
-    };
-    let expected = plain_step(start.clone(), &mut adamw(), |heads| loss(heads, false));
-    let mut optim = adamw().with_gradient_release();
-    let found = release_step(start, &mut optim, |heads| loss(heads, true));
-    assert_bits(&bits(&found), &bits(&expected), "a head without a loss");
+    assert_recomputed(
+        0.0,
+        adamw,
+        || start.clone(),
+        |heads, step, again| {
+            let both = |(body, head): &(Linear, Linear), x: Tensor<2>| {
+                (body.forward(x.clone()), head.forward(x))
+            };
+            let x = numbers::<2>([3, 6], step, &flex());
+            forward(heads, x, again, both).0.square().mean()
+        },
+    );
 }
