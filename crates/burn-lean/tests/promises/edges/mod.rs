@@ -4,3 +4,4 @@ mod derived;
 mod growth;
 mod parts;
 mod refused;
+mod sequences;
