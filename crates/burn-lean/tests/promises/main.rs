@@ -3,11 +3,11 @@
 
 // mod accumulation;
 
-// mod adapters;
+mod adapters;
 
 // mod clipping;
 
-// mod copies;
+mod copies;
 
 // #[cfg(feature = "data-parallel")] mod data_parallel;
 

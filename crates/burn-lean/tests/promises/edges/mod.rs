@@ -2,6 +2,7 @@
 
 mod derived;
 mod growth;
+mod models;
 mod parts;
 mod refused;
 mod sequences;
