@@ -211,13 +211,13 @@ impl Pipeline {
     }
 
     /// Whether the norm to clip by has the gradient of a parameter, if there is such a norm.
-    pub(crate) fn may_step(&self, param: ParamId) -> bool {
+    fn may_step(&self, param: ParamId) -> bool {
         self.measured.is_none() || !self.needs_two_passes() || self.norms.contains(param)
     }
 
     /// Whether an ordinary step, which has all gradients, measures them before it changes anything.
     pub(crate) fn looks_ahead(&self) -> bool {
-        self.measured.is_none() && (self.needs_two_passes() || self.must_be_finite())
+        self.needs_two_passes() || self.must_be_finite()
     }
 
     /// The gradient to step with. It is complete: the sum over micro-batches, and the mean over

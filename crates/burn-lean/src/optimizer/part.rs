@@ -46,6 +46,59 @@ use crate::wide::is_half;
 /// # let _ = (encoder, decoder);
 /// ```
 ///
+/// A part has its optimizer and its model until the pass is over. So an optimizer is in one part:
+///
+/// ```compile_fail,E0499
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::optim::AdamWConfig;
+/// # use burn::tensor::{Device, Tensor};
+/// # use burn_lean::{WithGradientRelease, backward};
+/// # let device = Device::flex().autodiff();
+/// # let a: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let b: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let x = Tensor::<2>::ones([2, 8], &device);
+/// # let mut optim = AdamWConfig::new().init().with_gradient_release();
+/// let loss = b.forward(a.forward(x)).mean();
+/// let parts = (optim.stepping(1e-3, a), optim.stepping(1e-3, b));
+/// backward(loss, parts);
+/// ```
+///
+/// No other code reads the model that a part steps:
+///
+/// ```compile_fail,E0382
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::optim::AdamWConfig;
+/// # use burn::tensor::{Device, Tensor};
+/// # use burn_lean::{WithGradientRelease, backward};
+/// # let device = Device::flex().autodiff();
+/// # let a: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let b: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let x = Tensor::<2>::ones([2, 8], &device);
+/// # let mut optim = AdamWConfig::new().init().with_gradient_release();
+/// let loss = b.forward(a.forward(x.clone())).mean();
+/// let part = optim.stepping(1e-3, a);
+/// a.forward(x); // the part has it
+/// backward(loss, part);
+/// ```
+///
+/// And no pass runs twice:
+///
+/// ```compile_fail,E0382
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::optim::AdamWConfig;
+/// # use burn::tensor::{Device, Tensor};
+/// # use burn_lean::{WithGradientRelease, backward};
+/// # let device = Device::flex().autodiff();
+/// # let a: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let b: Linear = LinearConfig::new(8, 8).init(&device);
+/// # let x = Tensor::<2>::ones([2, 8], &device);
+/// # let mut optim = AdamWConfig::new().init().with_gradient_release();
+/// let (first, second) = (a.forward(x.clone()).mean(), a.forward(x).mean());
+/// let part = optim.accumulating(&a);
+/// backward(first, part);
+/// backward(second, part);
+/// ```
+///
 /// # Panics
 ///
 /// With the text of the [`ReleaseError`] that [`try_backward`] returns.

@@ -2,5 +2,7 @@
 
 mod derived;
 mod growth;
+mod models;
 mod parts;
 mod refused;
+mod sequences;
