@@ -11,6 +11,7 @@ mod events;
 mod learner;
 pub mod metric;
 mod monitor;
+mod optimize;
 mod output;
 mod processes;
 pub mod resume;

@@ -61,25 +61,30 @@ pub fn output<M: Module, T>(model: &M, loss: Tensor<1>, item: T) -> TrainOutput<
 ///
 /// # Panics
 ///
-/// If it has left several.
+/// If it has left several, or has gradients beside it.
 pub(super) fn run<M: TrainStep>(
     model: &M,
     input: M::Input,
 ) -> (TrainOutput<M::Output>, Option<Tensor<1>>) {
-    struct Back;
+    /// Another training may run inside a step.
+    struct Back(Option<Vec<Tensor<1>>>);
     impl Drop for Back {
         fn drop(&mut self) {
-            LEFT.set(None);
+            LEFT.set(self.0.take());
         }
     }
-    let _back = Back;
-    LEFT.set(Some(Vec::new()));
+    let _back = Back(LEFT.replace(Some(Vec::new())));
     let output = TrainStep::step(model, input);
     let mut left = LEFT.take().unwrap_or_default();
     assert!(
         left.len() <= 1,
         "gradient release: `TrainStep::step` has called `output` several times; call it once, with the \
          sum of the losses"
+    );
+    assert!(
+        left.is_empty() || output.grads.is_empty(),
+        "gradient release: `TrainStep::step` has left its loss with `output`, and returns gradients, too; \
+         call `output` with the sum of the losses, or run backward of all of them in `step`"
     );
     (output, left.pop())
 }

@@ -6,6 +6,7 @@ use burn::train::{InferenceStep, Learner, LearnerModel, TrainLoader, TrainStep, 
 
 use super::events::Events;
 use super::learner::{Parts, to_save};
+use super::optimize::is_burns;
 use super::output::run;
 use super::strategy::GradientReleaseStrategy;
 use crate::{ReleaseOptimizer, TwoPasses};
@@ -21,6 +22,8 @@ pub(super) struct Stepping<'a, M: LearnerModel> {
     lr: ModuleLearningRate,
     /// Iterations of a window.
     window: usize,
+    /// Whether `TrainStep::optimize` is known to be Burn's.
+    is_checked: bool,
     /// Whether it was said that a step runs backward itself.
     is_told: bool,
 }
@@ -48,6 +51,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             lr: 0.0.into(),
             optim,
             window: grad_accumulation.unwrap_or(1),
+            is_checked: false,
             is_told: false,
         }
     }
@@ -99,6 +103,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
     fn accumulate(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         let model = self.take_model();
         let (output, loss) = run(&model, item);
+        self.check(&model);
         match loss {
             Some(loss) => self.optim.accumulate(loss, &model),
             None => {
@@ -119,6 +124,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             Some(again) => self.two_passes(model, item, again),
             None => {
                 let (output, loss) = run(&model, item);
+                self.check(&model);
                 let item = output.item;
                 let model = match loss {
                     Some(loss) => self.optim.backward(lr, loss, model),
@@ -144,6 +150,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let lr = self.lr.clone();
         let ((output, measured), passes) = TwoPasses::first(&model, || {
             let (output, loss) = run(&model, item);
+            self.check(&model);
             let measured = loss.map(|loss| self.optim.measure(loss, &model));
             (output, measured)
         });
@@ -161,6 +168,20 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let (output, loss) = passes.second(&model, || run(&model, again));
         let loss = left(loss);
         (self.optim.backward(lr, loss, model), output.item)
+    }
+
+    /// Refuses a model whose `TrainStep::optimize` would be silently left out. Once, after the first
+    /// forward pass, which draws the numbers of parameters that are initialized by it.
+    fn check(&mut self, model: &M) {
+        let is_known = std::mem::replace(&mut self.is_checked, true);
+        assert!(
+            is_known || is_burns(model),
+            "gradient release: the model has a `TrainStep::optimize` of its own, which is not called, as \
+             each parameter is stepped inside backward; leave it out (`ReleaseOptimizer` has clipping, \
+             groups and loss scaling, and what is done to the loss is done in `step`), or train with \
+             Burn's strategy (`ExecutionStrategy`), or in a loop of your own, which may change the model \
+             between two calls of `backward`"
+        );
     }
 
     /// Says once that gradients are not released.

@@ -14,7 +14,12 @@ use crate::DataParallel;
 /// backward itself trains as with plain Burn, and a warning in the log says so once. With gradients
 /// accumulated over `n` iterations, all but the last of a window add theirs to the sums inside backward,
 /// and the last one steps with the sums. An incomplete window at the end of an epoch is stepped with, as
-/// in Burn 0.22. `TrainStep::optimize` is not called.
+/// in Burn 0.22.
+///
+/// `TrainStep::optimize` is left out, also for a step that runs backward itself: a model that overrides
+/// it is refused in the first iteration. What it does is seen by one call for a copy of the model, whose
+/// weights and gradients are numbers to recognize; an override that does something else only later, or to
+/// what is not a parameter of the model, is not noticed.
 ///
 /// # Example
 ///
@@ -48,8 +53,8 @@ use crate::DataParallel;
 /// - with a `Learner` that [`release_learner`](crate::train::release_learner) has not made;
 /// - with an optimizer that [needs two passes](crate::ReleaseOptimizer::needs_two_passes), and a
 ///   strategy without [`with_two_passes`](Self::with_two_passes);
-/// - where gradient release refuses a step, with
-///   the text of the [`ReleaseError`](crate::ReleaseError).
+/// - with a model that overrides `TrainStep::optimize`;
+/// - where gradient release refuses a step, with the text of the [`ReleaseError`](crate::ReleaseError).
 #[derive(Clone, Debug)]
 pub struct GradientReleaseStrategy {
     pub(super) device: Device,

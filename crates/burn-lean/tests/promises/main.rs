@@ -5,7 +5,10 @@ mod accumulation;
 
 mod adapters;
 
-// mod clipping;
+/// In place of the module of tests.
+mod clipping {
+    pub(crate) mod by_hand;
+}
 
 mod copies;
 
@@ -68,4 +71,5 @@ mod small;
 
 // mod threads;
 
-// #[cfg(feature = "train")] mod train;
+#[cfg(feature = "train")]
+mod train;

@@ -33,31 +33,16 @@ fn either_resumes_the_other() {
         (Released, StockWithOurs),
     ];
     let in_windows = Training {
-        model: adapted(Net::without_third_use()),
+        model: adapted(Net::new(&flex())),
         accumulation: Some(3),
         scheduler: grouped_rates,
         ..Training::new(adamw)
     };
-    // With an activation that is used thrice and more, the first pass after a resume has to be
-    // asked for exactly.
-    let exact = Training {
-        first_pass: FirstPass::Exact,
-        ..Training::new(adamw)
-    };
     let trainings = [
-        (
-            "each step",
-            Training::without_third_use(User::default()),
-            &pairs[..],
-        ),
-        (
-            "windows, rates of groups and an adapter",
-            in_windows,
-            &pairs[..],
-        ),
-        ("exact", exact, &pairs[2..3]),
+        ("each step", Training::new(adamw)),
+        ("windows, rates of groups and an adapter", in_windows),
     ];
-    for (what, training, pairs) in trainings {
+    for (what, training) in trainings {
         let whole = Training {
             epochs: 4,
             shuffle: Some(7),
@@ -70,15 +55,11 @@ fn either_resumes_the_other() {
                 epochs: 2,
                 saves: true,
                 directory: Directory::temporary(),
-                first_pass: FirstPass::default(),
                 ..whole.clone()
             };
-            begun.run(*first);
+            begun.run(first);
             // What it begins with is not what it goes on with.
-            let model = Net {
-                is_mixed: whole.model.is_mixed,
-                ..Net::new(&flex())
-            };
+            let model = Net::new(&flex());
             let resumed = Training {
                 epochs: 4,
                 checkpoint: Some(2),
@@ -86,10 +67,9 @@ fn either_resumes_the_other() {
                     Some(_) => adapted(model),
                     None => model,
                 },
-                first_pass: whole.first_pass,
                 ..begun
             };
-            let resumed = resumed.run(*second);
+            let resumed = resumed.run(second);
             let done = expected.losses.len() - resumed.losses.len();
             assert_eq!(done, expected.losses.len() / 2, "{what}");
             assert_eq!(resumed.losses, expected.losses[done..], "{what}");
@@ -136,7 +116,7 @@ fn steps_while_writing(
         let is_writing = seen.load(Ordering::SeqCst) > 0;
         counted.fetch_add(usize::from(is_writing), Ordering::SeqCst);
     }));
-    let training = Training::without_third_use(User {
+    let training = Training::of_user(User {
         on_step,
         ..User::default()
     });

@@ -23,7 +23,7 @@ fn training(directory: Directory) -> Training {
         saves: true,
         accumulation: Some(2),
         directory,
-        ..Training::without_third_use(User::default())
+        ..Training::new(adamw)
     }
 }
 

@@ -42,7 +42,6 @@ fn training() -> Training {
     Training {
         epochs: EPOCHS,
         batches: ALL,
-        first_pass: FirstPass::Exact,
         ..Training::new(adamw)
     }
 }
@@ -243,7 +242,6 @@ fn all_stop_early_together() {
     assert_bits(&runs[0].last, &runs[1].last, "stopped early");
 }
 
-/// Of an adapted weight that is trained, too, the gradient is an ordinary one.
 #[test]
 fn an_adapted_weight_is_stepped_with_the_mean() {
     let adapted = |mut net: Net| {
@@ -253,7 +251,7 @@ fn an_adapted_weight_is_stepped_with_the_mean() {
     };
     let mut stock = training();
     stock.accumulation = Some(2);
-    stock.model = adapted(Net::without_third_use());
+    stock.model = adapted(Net::new(&flex()));
     stock.model.user.by_hand = Some(Arc::new(Mean {
         size: 2,
         max_norm: None,
@@ -267,7 +265,7 @@ fn an_adapted_weight_is_stepped_with_the_mean() {
         let folder = Directory::temporary();
         let ends = Threads::run(2, |replicas| {
             let mut training = how.training(replicas, folder.path());
-            training.model = adapted(Net::without_third_use());
+            training.model = adapted(Net::new(&flex()));
             training.run(Mode::Released).last
         });
         for (rank, last) in ends.iter().enumerate() {

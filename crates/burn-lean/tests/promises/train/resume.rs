@@ -30,7 +30,7 @@ fn trained(mode: Mode) -> Training {
         epochs: 2,
         saves: true,
         of_run: Some(RUN),
-        ..Training::without_third_use(User::default())
+        ..Training::new(adamw)
     };
     training.run(mode);
     training
@@ -107,7 +107,7 @@ fn a_checkpoint_that_cannot_be_written_is_an_error_of_the_result() {
         epochs: 1,
         saves: true,
         of_run: Some(RUN),
-        ..Training::without_third_use(User::default())
+        ..Training::new(adamw)
     };
     fs::write(training.directory.path().join("checkpoint"), "a file").unwrap();
     let learner = release_learner(training.model.clone(), adamw(), rates());

@@ -41,7 +41,7 @@ fn interruption() {
                 let mut training = Training {
                     interrupter,
                     accumulation,
-                    ..Training::without_third_use(user)
+                    ..Training::of_user(user)
                 };
                 if has_adapters {
                     // Replicas are asked for the model, too.

@@ -259,7 +259,6 @@ fn changed_as_in_plain_burn_by_hand() {
             epochs: EPOCHS,
             shuffle: Some(7),
             accumulation,
-            first_pass: FirstPass::Exact,
             ..Training::new(adamw)
         };
         let unchanged = [None, Some(RESIDUALS)].map(|residuals| {

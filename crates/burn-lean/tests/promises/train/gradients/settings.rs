@@ -1,6 +1,9 @@
 //! The norm as a metric, groups, an optimizer that was used before, and what is refused.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
+use crate::harness::watched_adamw;
 
 fn clipping() -> Training {
     let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
@@ -38,16 +41,15 @@ fn the_norm_and_the_peak_are_metrics() {
     }
 }
 
-/// Parameters with ordinary gradients are stepped in `TrainStep::optimize`.
 #[test]
 fn the_peak_is_read_after_the_step() {
-    /// Notes how many steps there were when the peak was read.
-    struct Read(Arc<Mutex<Vec<Bits>>>, Arc<Mutex<Vec<usize>>>);
+    /// Notes how many parameters were stepped when the peak was read.
+    struct Read(Arc<AtomicUsize>, Arc<Mutex<Vec<usize>>>);
     impl PeakMemory for Read {
         fn reset_peak(&self) {}
 
         fn peak_bytes(&self) -> u64 {
-            self.1.lock().unwrap().push(self.0.lock().unwrap().len());
+            self.1.lock().unwrap().push(self.0.load(Ordering::Relaxed));
             0
         }
     }
@@ -55,14 +57,20 @@ fn the_peak_is_read_after_the_step() {
         epochs: 1,
         ..Training::new(adamw)
     };
-    let (seen, read) = (training.model.user.seen.clone(), Arc::default());
-    let monitor = StepMonitor::new().with_memory(Read(seen, Arc::clone(&read)));
+    let (stepped, read) = (Arc::new(AtomicUsize::new(0)), Arc::default());
+    let memory = Read(stepped.clone(), Arc::clone(&read));
+    let optim = watched_adamw(move || {
+        stepped.fetch_add(1, Ordering::Relaxed);
+    });
+    let monitor = StepMonitor::new().with_memory(memory);
     let strategy = GradientReleaseStrategy::new(training.device.clone()).with_monitor(monitor);
     let supervised = training.supervised(Mode::Released);
     let supervised = supervised.with_training_strategy(strategy.into());
-    supervised.launch(release_learner(training.model.clone(), adamw(), rates()));
+    supervised.launch(release_learner(training.model.clone(), optim, rates()));
     let read = read.lock().unwrap();
-    assert!(read.iter().copied().eq(1..=BATCHES), "{read:?}");
+    // All but the one that is not used.
+    let expected = (1..=BATCHES).map(|steps| steps * 14);
+    assert!(read.iter().copied().eq(expected), "{read:?}");
 }
 
 /// No parameter after the gradient that is not finite has changed, and the path is named.
@@ -70,7 +78,7 @@ fn the_peak_is_read_after_the_step() {
 fn a_gradient_that_is_not_finite_stops_the_training() {
     let mut training = Training {
         settings: Arc::new(ReleaseOptimizer::with_non_finite_stop),
-        ..Training::without_third_use(User::default())
+        ..Training::new(adamw)
     };
     training.run(Mode::Released);
     let head = training.model.head.weight;

@@ -99,7 +99,6 @@ pub(super) struct Training {
     pub(super) checkpoint: Option<usize>,
     pub(super) early_stopping: Option<MetricEarlyStoppingStrategy>,
     pub(super) interrupter: Interrupter,
-    pub(super) first_pass: FirstPass,
     /// The settings of the released training's optimizer.
     pub(super) settings: Settings,
     pub(super) has_two_passes: bool,
@@ -186,8 +185,6 @@ pub(super) struct Run {
     /// Of every step, also those of validation.
     pub(super) losses: Vec<u32>,
     pub(super) last: Bits,
-    /// What `optimize` was given.
-    pub(super) seen: Vec<Bits>,
     pub(super) interrupted: Option<String>,
 }
 
@@ -203,16 +200,11 @@ impl Training {
         Self::on(&flex(), optim)
     }
 
-    /// AdamW with a model [without a third use](Net::without_third_use).
-    pub(super) fn without_third_use(user: User) -> Self {
-        let model = Net {
-            user,
-            ..Net::without_third_use()
-        };
-        Self {
-            model,
-            ..Self::new(adamw)
-        }
+    /// AdamW with a model whose code does this.
+    pub(super) fn of_user(user: User) -> Self {
+        let mut training = Self::new(adamw);
+        training.model.user = user;
+        training
     }
 
     pub(super) fn on(device: &Device, optim: fn() -> ModuleOptimizer) -> Self {
@@ -229,7 +221,6 @@ impl Training {
             checkpoint: None,
             early_stopping: None,
             interrupter: Interrupter::new(),
-            first_pass: FirstPass::default(),
             settings: Arc::new(|optim| optim),
             has_two_passes: false,
             batches: BATCHES,
@@ -243,14 +234,12 @@ impl Training {
         let model = self.model.clone();
         // What runs of this model did before is not this run's.
         let losses: Arc<Mutex<Vec<u32>>> = Arc::default();
-        let seen: Arc<Mutex<Vec<Bits>>> = Arc::default();
         // Burn's clones share their running statistics.
         let batch_norm = BatchNormConfig::new(WIDTH).init(&self.model.head.weight.device());
         let model = Net {
             batch_norm: batch_norm.load_record(model.batch_norm.into_record()),
             user: User {
                 losses: losses.clone(),
-                seen: seen.clone(),
                 ..model.user.clone()
             },
             ..model
@@ -270,7 +259,6 @@ impl Training {
         let run = Run {
             losses: std::mem::take(&mut losses.lock().unwrap()),
             last: bits(&result.model),
-            seen: std::mem::take(&mut seen.lock().unwrap()),
             interrupted: result.interrupted.and_then(|stop| stop.reason),
         };
         if let Some(error) = result.error {
@@ -319,9 +307,8 @@ impl Training {
         }
         match mode {
             Mode::Released => {
-                let mut strategy = GradientReleaseStrategy::new(self.device.clone())
-                    .with_monitor(monitor)
-                    .with_first_pass(self.first_pass);
+                let strategy = GradientReleaseStrategy::new(self.device.clone());
+                let mut strategy = strategy.with_monitor(monitor);
                 if let Some(parallel) = parallel {
                     strategy = strategy.with_replicas(parallel.clone());
                 }
@@ -358,10 +345,9 @@ impl Training {
         found
     }
 
-    /// The text with which a released training refuses what a stock one takes.
+    /// The text with which a released training is refused.
     #[track_caller]
     pub(super) fn refused(&self) -> String {
-        self.run(Mode::Stock);
         match panic_of(|| self.run(Mode::Released)) {
             Ok(_) => panic!("{:?} is to be refused", self.model.user),
             Err(text) => text,

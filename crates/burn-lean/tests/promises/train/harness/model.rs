@@ -17,9 +17,6 @@ pub(crate) struct Net {
     pub(crate) batch_norm: BatchNorm,
     pub(crate) head: Linear,
     pub(crate) unused: Param<Tensor<1>>,
-    /// Whether the activation with four uses is used so often.
-    #[module(skip)]
-    pub(crate) is_mixed: bool,
     #[module(skip)]
     pub(crate) user: User,
 }
@@ -31,10 +28,6 @@ pub(crate) struct User {
     pub(crate) optimize: Optimize,
     /// The bits of the loss of every training step.
     pub(crate) losses: Arc<Mutex<Vec<u32>>>,
-    /// What `optimize` has seen.
-    pub(crate) seen: Arc<Mutex<Vec<Bits>>>,
-    /// A copy that `step` has taken before backward.
-    pub(crate) copy: Arc<Mutex<Option<Box<Net>>>>,
     /// Called in every training step.
     pub(crate) on_step: OnStep,
     /// Changes gradients before the step, by hand: for a stock training.
@@ -80,45 +73,38 @@ impl std::fmt::Debug for User {
 /// What `TrainStep::step` does.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Step {
+    /// Leaves its loss with `output`.
     #[default]
-    Default,
+    Leave,
+    /// Leaves two.
+    LeaveTwo,
+    /// Leaves one, and returns gradients.
+    LeaveAndReturn,
+    /// Runs backward itself, as without gradient release.
+    Backward,
     /// Two backward passes, each over parameters of its own.
     TwoParts,
     /// Two backward passes over the same parameters.
     Twice,
-    /// Runs backward, and returns no gradients.
-    ThrowAway,
     /// Returns the gradients of some parameters.
     Some,
-    /// Returns no gradients, every third time.
+    /// Returns no gradients every third time, and leaves its loss else.
     Skip,
-    /// The same, without a forward pass with the model.
-    SkipForward,
 }
 
-/// What `TrainStep::optimize` does beside Burn's default.
+/// What `TrainStep::optimize` does.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Optimize {
     #[default]
     Default,
-    ClampAfter,
     ClampBefore,
-    /// Of one layer, by its field.
-    ScaleFieldBefore,
+    ClampAfter,
     HalfRate,
-    /// Does not step when it is called for this time.
-    Skip(usize),
-    KeepCopy,
-    /// Keeps a copy for as long as it looks at it, before the step.
-    LookAtCopy,
-    /// Drops the copy that was taken before backward.
-    DropEarlyCopy,
-    ScaleGradients,
-    DropGradients,
-    /// Freezes the head after the second step.
+    Nothing,
+    ScaleGradient,
+    DropGradient,
+    /// Of the head.
     Freeze,
-    /// Looks at the optimizer's states.
-    SaveStates,
 }
 
 #[derive(Clone, Debug)]
@@ -150,18 +136,8 @@ impl Net {
             batch_norm: BatchNormConfig::new(WIDTH).init(device),
             head: linear(1),
             unused: Param::from_tensor(Tensor::ones([3], device)),
-            is_mixed: true,
             user: User::default(),
         })
-    }
-
-    /// No activation is used more than twice, so that gradients add up to the same bits in any
-    /// order.
-    pub(crate) fn without_third_use() -> Self {
-        Self {
-            is_mixed: false,
-            ..Self::new(&flex())
-        }
     }
 
     /// Of some batch.
@@ -173,10 +149,6 @@ impl Net {
     fn hidden(&self, batch: &Batch) -> Tensor<2> {
         let x = numbers([4, WIDTH], batch.seed, &batch.device);
         let x = self.norm.forward(self.input.forward(x));
-        if !self.is_mixed {
-            let x = self.query.forward(self.key.forward(x.clone())) + x;
-            return self.batch_norm.forward(self.value.forward(x.clone()) * x);
-        }
         let mixed = self.query.forward(x.clone()) * self.key.forward(x.clone());
         let mixed = mixed + self.value.forward(x.clone()) + x;
         self.batch_norm.forward(mixed)
@@ -208,16 +180,7 @@ impl TrainStep for Net {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-        if matches!(self.user.optimize, Optimize::DropEarlyCopy) {
-            *self.user.copy.lock().unwrap() = Some(Box::new(self.clone()));
-        }
         let output = match self.user.step {
-            // The head sees what does not lead to the rest.
-            Step::SkipForward if self.user.losses.lock().unwrap().len() % 3 == 2 => {
-                let zeros = Tensor::zeros([1, 1], &batch.device);
-                let loss = Tensor::zeros([1], &batch.device);
-                RegressionOutput::new(loss, zeros.clone(), zeros)
-            }
             Step::TwoParts => {
                 let output = self.head.forward(self.hidden(&batch).detach());
                 let loss = output.clone().square().mean();
@@ -238,23 +201,35 @@ impl TrainStep for Net {
             (None, Some(by_hand)) => loss * by_hand.scale(),
             (None, None) => loss,
         };
-        let mut grads = match self.user.step {
-            Step::Skip | Step::SkipForward if step % 3 == 2 => GradientsParams::new(),
-            _ => GradientsParams::from_grads(loss.backward(), self),
+        let grads = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), self);
+        let leave = |loss, item| burn_lean::train::output(self, loss, item);
+        let grads = match self.user.step {
+            Step::Skip if step % 3 == 2 => GradientsParams::new(),
+            Step::Leave | Step::Skip => return leave(loss, item),
+            Step::LeaveTwo => {
+                let _ = burn_lean::train::output(self, loss.clone(), ());
+                return leave(loss, item);
+            }
+            Step::LeaveAndReturn => {
+                let grads = grads(self.output(&batch).loss);
+                return TrainOutput {
+                    grads,
+                    ..leave(loss, item)
+                };
+            }
+            Step::Backward => grads(loss),
+            Step::TwoParts => joined(
+                self,
+                grads(loss),
+                grads(self.hidden(&batch).square().mean()),
+            ),
+            Step::Twice => joined(self, grads(loss), grads(self.output(&batch).loss)),
+            Step::Some => {
+                let mut grads = grads(loss);
+                drop(grads.remove::<2>(self.head.weight.id));
+                grads
+            }
         };
-        match self.user.step {
-            Step::Default | Step::Skip | Step::SkipForward => {}
-            Step::TwoParts => {
-                let rest = self.hidden(&batch).square().mean().backward();
-                grads = joined(self, grads, GradientsParams::from_grads(rest, self));
-            }
-            Step::Twice => {
-                let second = self.output(&batch).loss.backward();
-                grads = joined(self, grads, GradientsParams::from_grads(second, self));
-            }
-            Step::ThrowAway => grads = GradientsParams::new(),
-            Step::Some => drop(grads.remove::<2>(self.head.weight.id)),
-        }
         TrainOutput { grads, item }
     }
 
@@ -264,46 +239,31 @@ impl TrainStep for Net {
         lr: ModuleLearningRate,
         mut grads: GradientsParams,
     ) -> Self {
-        let user = self.user.clone();
-        let calls = {
-            let mut seen = user.seen.lock().unwrap();
-            seen.push(bits(&self.clone().materialize()));
-            seen.len()
-        };
+        if let Some(by_hand) = &self.user.by_hand {
+            by_hand.change(&self, &mut grads);
+        }
         let head = self.head.weight.id;
-        let mut model = self;
-        // Before the step.
-        match user.optimize {
-            Optimize::ClampBefore => model = model.map(&mut Clamp),
-            Optimize::ScaleFieldBefore => {
-                let weight = model.head.weight.clone();
-                model.head.weight = weight.map(|w| (w * 0.5).detach().require_grad());
-            }
-            Optimize::Skip(skipped) if calls == skipped => return model,
-            Optimize::HalfRate => return optim.step(lr.base() / 2.0, model, grads),
-            Optimize::LookAtCopy => assert!(!bits(&model.clone().materialize()).is_empty()),
-            Optimize::DropEarlyCopy => drop(user.copy.lock().unwrap().take()),
-            Optimize::ScaleGradients => {
+        match self.user.optimize {
+            Optimize::Default => optim.step(lr, self, grads),
+            Optimize::ClampBefore => optim.step(lr, self.map(&mut Clamp), grads),
+            Optimize::ClampAfter => optim.step(lr, self, grads).map(&mut Clamp),
+            Optimize::HalfRate => optim.step(lr.base() / 2.0, self, grads),
+            Optimize::Nothing => self,
+            Optimize::ScaleGradient => {
                 let grad = grads.remove::<2>(head).unwrap();
                 grads.register(head, grad * 0.5);
+                optim.step(lr, self, grads)
             }
-            Optimize::DropGradients => drop(grads.remove::<2>(head)),
-            _ => {}
+            Optimize::DropGradient => {
+                drop(grads.remove::<2>(head));
+                optim.step(lr, self, grads)
+            }
+            Optimize::Freeze => {
+                let mut model = optim.step(lr, self, grads);
+                model.head = model.head.no_grad();
+                model
+            }
         }
-        if let Some(by_hand) = &user.by_hand {
-            by_hand.change(&model, &mut grads);
-        }
-        let copy = matches!(user.optimize, Optimize::KeepCopy).then(|| model.clone());
-        let mut model = optim.step(lr, model, grads);
-        drop(copy);
-        // After it.
-        match user.optimize {
-            Optimize::ClampAfter => model = model.map(&mut Clamp),
-            Optimize::Freeze if calls >= 2 => model.head = model.head.no_grad(),
-            Optimize::SaveStates => drop(optim.to_record()),
-            _ => {}
-        }
-        model
     }
 }
 
@@ -327,16 +287,13 @@ fn joined(model: &Net, one: GradientsParams, other: GradientsParams) -> Gradient
     sums.grads()
 }
 
-/// Some weights are larger.
-pub(crate) const LARGEST: f32 = 0.3;
-
 /// Clamps every weight, and keeps it a leaf.
 struct Clamp;
 
 impl ModuleMapper for Clamp {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match param.is_require_grad() {
-            true => param.map(|w| w.clamp(-LARGEST, LARGEST).detach().require_grad()),
+            true => param.map(|w| w.clamp(-0.3, 0.3).detach().require_grad()),
             false => param,
         }
     }
