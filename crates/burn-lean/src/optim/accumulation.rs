@@ -13,7 +13,7 @@ use super::{Adaptive, Lean, Lion, Sgd};
 /// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
 ///
 /// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the
-/// optimizer: with gradient release `arm` and `step`. The rate that counts is that of the last.
+/// optimizer: with gradient release a call of `backward`. The rate that counts is that of the last.
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
 /// much later, and loses nothing. The count is part of the record, so that a run may be resumed
@@ -35,7 +35,7 @@ pub trait AccumulateInMoments: Lean {
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};
-    /// use burn::optim::{AdamWConfig, GradientsParams};
+    /// use burn::optim::AdamWConfig;
     /// use burn::tensor::{Device, Distribution, Tensor};
     /// use burn_lean::WithGradientRelease;
     /// use burn_lean::optim::{AccumulateInMoments, InOnePass, Lean, MomentDecay};
@@ -47,12 +47,10 @@ pub trait AccumulateInMoments: Lean {
     /// let mut optim = adamw.init().with_gradient_release();
     ///
     /// for _micro_batch in 0..8 {
-    ///     model = optim.arm(1e-3, model);
     ///     let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
     ///     let loss = model.forward(batch).square().mean().div_scalar(4);
-    ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
     ///     // The weights move with the fourth and with the eighth.
-    ///     model = optim.step(1e-3, model, grads);
+    ///     model = optim.backward(1e-3, loss, model);
     /// }
     /// # Ok::<(), burn_lean::optim::CannotAccumulate>(())
     /// ```

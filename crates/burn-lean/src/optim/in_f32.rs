@@ -49,8 +49,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     ///
     /// # Panics
     ///
-    /// If the model is armed, or the record is that of another model, of another rounding or of a
-    /// model in the other type.
+    /// If the record is that of another model, of another rounding or of a model in the other type.
     pub fn weights_to_f32<M: Module>(
         &self,
         model: M,
@@ -84,7 +83,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     ///
     /// # Panics
     ///
-    /// If the model is armed, or this rounding does not support the type.
+    /// If this rounding does not support the type.
     pub fn weights_from_f32<M: Module>(
         &self,
         model: M,
