@@ -12,7 +12,7 @@ use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations};
 use burn_0_22::optim::{GradientsParams, ModuleOptimizer};
 use burn_0_22::tensor::Device;
-use burn_lean::{MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{CastError, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 use std::time::Instant;
 use vit::model::{LeanVit, Vit, digest, drawn};
 use vit_0_21::memory::{Heap, Memory};
@@ -61,7 +61,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         // But for norms, which stay in f32.
         true => MixedPrecision::bf16()
             .cast(model)
-            .map_err(|refused| refused.into_parts().1)?,
+            .map_err(CastError::from)?,
         false => model,
     };
     let optimizer = optimizer::ordinary(kind, settings.seed, &model);

@@ -67,8 +67,8 @@ fn container(path: &Path) -> &str {
 /// Whether a parameter of the model is in the group.
 ///
 /// Burn's `with_group` takes any group, and one with a misspelt path changes nothing.
-/// [`ReleaseOptimizer::with_group`](crate::ReleaseOptimizer::with_group) makes this check whenever
-/// a model is armed or stepped.
+/// [`ReleaseOptimizer::with_group`](crate::ReleaseOptimizer::with_group) makes this check in
+/// each step.
 ///
 /// ```
 /// use burn::module::ParamGroup;

@@ -1,15 +1,14 @@
 //! Gradient release and activation checkpointing, for Burn 0.22.
 //!
-//! [`ReleaseOptimizer`] steps each parameter of a model inside `backward`, when its gradient is
-//! complete, and frees the gradient. So the gradients of a model do not exist all at once, except
-//! in the first step ([`FirstPass`]). The weights are those of plain Burn, bit for bit;
-//! `docs/exactness.md` in the repository lists the exceptions. [`checkpoint`] runs a part of a
-//! model without keeping its activations: backward computes them again. It also works without
-//! gradient release.
+//! [`ReleaseOptimizer::backward`] runs backward and steps each parameter of a model in it, the moment
+//! its gradient is complete, and frees the gradient: the gradients of a model never exist all at once.
+//! The model goes in by value, and comes out with its new weights, which are those of plain Burn, bit
+//! for bit. [`checkpoint`] runs a part of a model without keeping its activations: backward computes
+//! them again. It also works without gradient release.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
-//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::optim::AdamWConfig;
 //! use burn::tensor::{Device, Distribution, Tensor};
 //! use burn_lean::WithGradientRelease;
 //!
@@ -18,17 +17,18 @@
 //! let mut optim = AdamWConfig::new().init().with_gradient_release();
 //!
 //! for _ in 0..3 {
-//!     model = optim.arm(1e-3, model);
 //!     let batch = Tensor::<2>::random([8, 16], Distribution::Default, &device);
 //!     let loss = model.forward(batch).square().mean();
-//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
-//!     model = optim.step(1e-3, model, grads);
+//!     model = optim.backward(1e-3, loss, model);
 //! }
 //! ```
 //!
-//! Start with [`ReleaseOptimizer`]. [`ReleaseAccumulator`] is for micro-batches. [`NormClipping`] and
-//! [`LossScaler`] change gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16.
-//! [`StepReport`] says what a step did, and [`ReleaseError`] why a call was refused.
+//! Start with [`ReleaseOptimizer`]. Its [`accumulate`](ReleaseOptimizer::accumulate) is for micro-batches,
+//! its [`two_passes`](ReleaseOptimizer::two_passes) for clipping by the global norm, and
+//! [`backward()`] for several optimizers under one loss. [`NormClipping`] and [`LossScaler`] change
+//! gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16. [`derived`] is for
+//! functions of parameters. [`StepReport`] says what a step did, and [`ReleaseError`] why a call was
+//! refused.
 //!
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
 //! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;

@@ -33,7 +33,7 @@
 //! # Ok::<(), timeline::RecordError>(())
 //! ```
 //!
-//! A training with plain Burn steps with [`step`], and [`watched`] tells which parameter an activation
+//! A training with plain Burn steps with [`step`]. [`watched`] tells which parameter an activation
 //! belongs to.
 //!
 //! # How it works, and what it costs
@@ -107,11 +107,9 @@ impl PathMapper for Stepper<'_> {
     }
 }
 
-/// A model of plain Burn whose reads of parameters are told to the recording: so an activation has
-/// the path of the parameter that was read last before. The values are the same.
-///
-/// A model [with gradient release](crate::ReleaseOptimizer) tells by itself. `materialize()` gives
-/// the ordinary model back.
+/// A model whose reads of parameters are told to the recording: so an activation has the path of the
+/// parameter that was read last before. The values are the same. `materialize()` gives the ordinary
+/// model back.
 pub fn watched<M: Module>(model: M) -> M {
     model.apply_reparameterization(Watch)
 }

@@ -157,7 +157,7 @@ pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
     /// let model = MixedPrecision::bf16().cast(model)?;
     /// let optim = AdamWConfig::new().in_five_bytes(42).init().with_gradient_release();
     /// # let _ = (model, optim);
-    /// # Ok::<(), burn_lean::ReleaseError>(())
+    /// # Ok::<(), burn_lean::CastError>(())
     /// ```
     ///
     /// # Panics

@@ -7,7 +7,7 @@ use super::running::Running;
 
 /// Two passes of one training step, for an optimizer that needs all gradients before its first
 /// step. [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes) uses it; use it
-/// yourself for [passes by hand](crate::ReleaseOptimizer::try_arm_to_measure).
+/// yourself for [passes by hand](crate::ReleaseOptimizer::measure).
 ///
 /// Both passes draw the same random numbers on the devices of the model, and begin with the same
 /// running statistics. The state of Burn's generators cannot be read: so the passes have a stream

@@ -10,7 +10,7 @@ use crate::snapshot::{Parameter, PhaseKind};
 /// `found` are the [parameters] of the model.
 pub fn forward<T>(
     backend: &'static str,
-    found: impl FnOnce() -> Vec<(Parameter, usize)>,
+    found: impl Fn() -> Vec<(Parameter, usize)>,
     pass: impl FnOnce() -> T,
 ) -> T {
     if !is_recording() {
@@ -18,7 +18,10 @@ pub fn forward<T>(
     }
     parameters(&found());
     mark(|session| session.count_forward(backend));
-    within("forward", pass, || mark_ledger(Ledger::end_pass))
+    let result = within("forward", pass, || mark_ledger(Ledger::end_pass));
+    // A lazy parameter has no memory before its first use.
+    parameters(&found());
+    result
 }
 
 /// Says where the parameters of the model are now, each with the address of its memory.
