@@ -6,7 +6,7 @@ use crate::results::{Measured, Results};
 use crate::{suite, table};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use lean_run_folder::{CannotWrite, Lock, fail, note, publish, write_json};
+use lean_run_folder::{CannotWrite, Lock, fail, note, write_json};
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -111,6 +111,6 @@ fn write(results: &Results, folder: &Path) -> Result<()> {
     let table = format!("{}\n", table::table(results));
     write_json(folder, JSON, results)
         .and_then(|()| fs::write(&unfinished, table))
-        .and_then(|()| publish(&unfinished, &folder.join(TABLE)))
+        .and_then(|()| fs::rename(&unfinished, folder.join(TABLE)))
         .map_err(|error| CannotWrite::to(folder, error).into())
 }
