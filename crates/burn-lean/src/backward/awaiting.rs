@@ -346,7 +346,9 @@ pub(crate) fn watch<const N: usize>(
     leaves: impl IntoIterator<Item = u64>,
 ) -> bool {
     let mut counts: HashMap<u64, usize> = leaves.into_iter().map(|leaf| (leaf, 0)).collect();
-    let derived = derived::on_tapes();
+    let mut derived = derived::on_tapes();
+    // Those of the tape around a scope have their counts.
+    derived.retain(|node, _| AWAITING.with_borrow(|it| !it.by_leaf.contains_key(node)));
     counts.extend(derived.keys().map(|node| (*node, 0)));
     if !count(reached.checkpointer, reached.id(), &mut counts) {
         return false;
