@@ -35,7 +35,7 @@ mod modules;
 
 mod optimizers;
 
-// mod random_programs;
+mod random_programs;
 
 mod scopes;
 
