@@ -316,6 +316,27 @@ fn ripen() {
     }
 }
 
+/// Tells the owners that backward begins, with how many registrations of each leaf are to come.
+fn begin(counts: &HashMap<u64, usize>) {
+    let awaited = AWAITING.with_borrow_mut(|awaiting| {
+        let counted = counts.iter().filter_map(|(leaf, count)| {
+            let awaited = awaiting.by_leaf.get_mut(leaf)?;
+            // On the tape of a scope, functions of parameters on the tape around it are no parents.
+            if *count > 0 {
+                awaited.left = *count;
+            }
+            Some((awaited.owner.clone(), awaited.place, *count > 0))
+        });
+        counted.collect::<Vec<_>>()
+    });
+    let used = || awaited.iter().filter(|(.., is_used)| *is_used);
+    used().for_each(|(owner, place, _)| owner.is_used(*place));
+    match awaited.iter().all(|(owner, ..)| owner.is_in_graph()) {
+        true => used().for_each(|(owner, place, _)| owner.begins(*place)),
+        false => awaited.iter().for_each(|(owner, ..)| owner.stop()),
+    }
+}
+
 /// Watches the registrations of a backward pass.
 struct Watch;
 
@@ -363,23 +384,7 @@ pub(crate) fn watch<const N: usize>(
         return false;
     }
     derived::wait_for(derived, &counts);
-    let awaited = AWAITING.with_borrow_mut(|awaiting| {
-        let counted = counts.iter().filter_map(|(leaf, count)| {
-            let awaited = awaiting.by_leaf.get_mut(leaf)?;
-            // On the tape of a scope, functions of parameters on the tape around it are no parents.
-            if *count > 0 {
-                awaited.left = *count;
-            }
-            Some((awaited.owner.clone(), awaited.place, *count > 0))
-        });
-        counted.collect::<Vec<_>>()
-    });
-    let used = || awaited.iter().filter(|(.., is_used)| *is_used);
-    used().for_each(|(owner, place, _)| owner.is_used(*place));
-    match awaited.iter().all(|(owner, ..)| owner.is_in_graph()) {
-        true => used().for_each(|(owner, place, _)| owner.begins(*place)),
-        false => awaited.iter().for_each(|(owner, ..)| owner.stop()),
-    }
+    begin(&counts);
     with_backend!(&like.kind, |B, wrap, like| {
         let (root, like) = (reached.ops.node.clone(), like.clone().float());
         *reached.grads = Gradients::new_distributed::<B>(root, like, Box::new(Watch));

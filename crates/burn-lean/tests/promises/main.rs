@@ -19,13 +19,11 @@ mod edges;
 
 mod harness;
 
+mod heap;
+
 // mod layers;
 
-/// In place of the module of tests.
-mod memory {
-    #[global_allocator]
-    pub(crate) static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
-}
+// mod memory;
 
 // mod misc;
 
