@@ -167,6 +167,8 @@ pub(super) struct Progress {
     /// Whether an optimizer's step has begun and not ended.
     pub(super) is_stepping: bool,
     pub(super) is_used: bool,
+    /// Whether a sum has the gradient of this micro-batch.
+    pub(super) has_added: bool,
 }
 
 impl Pass {
@@ -276,6 +278,7 @@ impl State {
                 let grad = grad.map(|grad| if is_wide { in_f32(grad) } else { grad });
                 entry.sum = added(entry.sum.take(), grad);
                 entry.outcome = Outcome::Released;
+                self.progress.has_added = true;
                 return;
             }
             // It stays for the pass that steps, or until the step is known to be taken.
