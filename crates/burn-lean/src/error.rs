@@ -19,10 +19,10 @@ pub enum ReleaseError {
         reason: String,
     },
 
-    /// A step was interrupted, as by a panic of the optimizer.
+    /// A step or a micro-batch was interrupted, as by a panic of the optimizer.
     #[error(
         "an optimizer step was interrupted after {stepped} of {of} parameters had been stepped, so some \
-         states are those after the step, and others are not; load the last checkpoint into the model \
+         states or sums are those after it, and others are not; load the last checkpoint into the model \
          and the optimizer (`load_record`)"
     )]
     Interrupted {

@@ -322,7 +322,7 @@ impl Drop for Held<'_> {
         }
         // Backward has panicked, unless it was refused before it stepped anything.
         let progress = self.close();
-        if progress.is_stepping || progress.stepped > 0 {
+        if progress.is_stepping || progress.stepped > 0 || progress.has_added {
             self.optimizer.interrupted = Some((progress.stepped, self.entries.len()));
         }
         self.optimizer.stepper_mut().pipeline.forget_measured();

@@ -166,6 +166,8 @@ pub(super) struct Progress {
     pub(super) in_place: usize,
     /// Whether an optimizer's step has begun and not ended.
     pub(super) is_stepping: bool,
+    /// Whether a sum has the gradient of this micro-batch.
+    pub(super) has_added: bool,
 }
 
 impl Pass {
@@ -283,6 +285,7 @@ impl State {
                 let grad = grad.map(|grad| if is_wide { in_f32(grad) } else { grad });
                 entry.sum = added(entry.sum.take(), grad);
                 entry.outcome = Outcome::Released;
+                self.progress.has_added = true;
                 return;
             }
             // It stays for the pass that steps, or until the step is known to be taken.

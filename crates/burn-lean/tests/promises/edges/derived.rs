@@ -3,7 +3,7 @@
 use burn_lean::derived;
 
 use crate::harness::prelude::*;
-use crate::memory::HEAP;
+use crate::heap::peak_of;
 
 type Weights = Vec<Param<Tensor<2>>>;
 
@@ -167,10 +167,7 @@ fn transposed_weights_take_no_more_memory() {
                 let x = numbers([1, WIDTH], step, &flex());
                 let run = |x: Tensor<2>, weight| x.matmul(layer(weight)).tanh();
                 let loss = model.iter().fold(x, run).square().mean();
-                let before = HEAP.current_usage();
-                HEAP.reset_peak_usage();
-                model = optim.backward(LR, loss, model);
-                peak = HEAP.peak_usage() - before;
+                (model, peak) = peak_of(|| optim.backward(LR, loss, model));
             }
             peak
         };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn_lean::derived;
 
 use crate::harness::prelude::*;
-use crate::memory::HEAP;
+use crate::heap::HEAP;
 
 fn train(mut model: Small, optim: &mut ReleaseOptimizer, steps: Range<usize>) -> Small {
     for step in steps {

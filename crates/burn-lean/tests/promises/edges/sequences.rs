@@ -94,8 +94,8 @@ impl Run {
         self
     }
 
-    fn keep(mut self, copy: Small) -> Self {
-        self.copies.push((copy, self.plain.values()));
+    fn keep(mut self, copy: impl Fn(&Small) -> Small) -> Self {
+        self.copies.push((copy(&self.model), self.plain.values()));
         if self.copies.len() > 3 {
             self.copies.remove(0);
         }
@@ -219,10 +219,6 @@ const OTHERS: &[(&str, Call)] = &[
         run.model = refused.into_model();
         run
     }),
-    ("a part that is dropped", |mut run| {
-        drop(run.optim.stepping(LR, run.model.clone()));
-        run
-    }),
     ("with_norm_clipping", |mut run| {
         let max_norm = MAX_NORM.into();
         run.optim = run
@@ -246,17 +242,10 @@ const OTHERS: &[(&str, Call)] = &[
         run.has_settings = true;
         run
     }),
-    ("clone", |run| {
-        let copy = run.model.clone();
-        run.keep(copy)
-    }),
-    ("valid", |run| {
-        let copy = run.model.valid();
-        run.keep(copy)
-    }),
+    ("clone", |run| run.keep(Small::clone)),
+    ("valid", |run| run.keep(Small::valid)),
     ("to_device of a copy", |run| {
-        let copy = run.model.clone().to_device(&flex());
-        run.keep(copy)
+        run.keep(|model| model.clone().to_device(&flex()))
     }),
     ("training of a copy", |run| {
         let copy = run.model.clone().unfreeze();
