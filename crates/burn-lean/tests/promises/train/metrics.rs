@@ -1,6 +1,6 @@
 //! What the metrics show.
 
-use super::harness::{BATCHES, Mode, Training, User};
+use super::harness::{BATCHES, Mode, Step, Training, User};
 use crate::harness::prelude::*;
 
 /// The numbers of an epoch's steps, without what was not available, and without the mean.
@@ -39,6 +39,18 @@ fn released_parameters_and_applied_rates() {
             assert_eq!(distinct.len(), steps, "the rate moves");
         }
     }
+}
+
+/// Nothing is released where a step runs backward itself.
+#[test]
+fn a_step_that_was_not_changed_is_seen() {
+    let training = Training::of_user(User {
+        step: Step::Backward,
+        ..User::default()
+    });
+    training.run(Mode::Released);
+    let released = numbers(&training.directory.logged(1, "Released"));
+    assert_eq!(released, [0.0; BATCHES]);
 }
 
 /// With nobody to watch, they have nothing to say.

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::Lora;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
 use burn_lean::{MixedPrecision, Replicas, Threads};
@@ -60,6 +59,13 @@ struct How {
 }
 
 impl How {
+    fn unclipped(is_sharded: bool) -> Self {
+        Self {
+            is_sharded,
+            max_norm: None,
+        }
+    }
+
     /// Training of a replica that logs in a folder of its own.
     fn training(self, replicas: Replicas, folder: &Path) -> Training {
         let directory = Directory::at(&folder.join(format!("rank-{}", replicas.rank())));
@@ -127,10 +133,7 @@ fn replicas_have_the_weights_of_one_process() {
 /// All stop after the same iteration, and the others say why.
 #[test]
 fn an_interruption_of_one_stops_all() {
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
+    let how = How::unclipped(false);
     let folder = Directory::temporary();
     let runs = Threads::run(2, |replicas| {
         let rank = replicas.rank();
@@ -157,75 +160,45 @@ fn an_interruption_of_one_stops_all() {
     assert_bits(&runs[0].last, &runs[1].last, "interrupted");
 }
 
-/// A replica with other settings, whose weights differ from the first step on.
+/// At launch, where batches end, and where weights are compared.
 #[test]
-fn weights_that_have_drifted_apart_are_named() {
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
-    let folder = Directory::temporary();
-    let ends = Threads::run(2, |replicas| {
-        let is_other = replicas.rank() == 1;
-        let mut training = how.training(replicas, folder.path());
-        if is_other {
-            training.optim = || AdamWConfig::new().with_weight_decay(0.5).init();
+fn what_a_replica_does_otherwise_is_named() {
+    let rows: [(fn(&mut Training), &str); 3] = [
+        (
+            |training| training.epochs = EPOCHS + 1,
+            "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5",
+        ),
+        (
+            // The last batch is that of the second replica.
+            |training| training.batches = ALL - 1,
+            "rank 1: the end of the batches of epoch 1",
+        ),
+        (
+            |training| training.optim = || AdamWConfig::new().with_weight_decay(0.5).init(),
+            "rank 0: parameter input.weight [8, 8] F32, id ",
+        ),
+    ];
+    for (change, named) in rows {
+        let folder = Directory::temporary();
+        let ends = Threads::run(2, |replicas| {
+            let is_second = replicas.rank() == 1;
+            let mut training = How::unclipped(false).training(replicas, folder.path());
+            if is_second {
+                change(&mut training);
+            }
+            panic_of(|| training.run(Mode::Released)).map(drop)
+        });
+        for end in ends {
+            let text = end.expect_err(named);
+            assert!(text.contains(named), "{text}");
         }
-        panic_of(|| training.run(Mode::Released)).map(drop)
-    });
-    for end in ends {
-        let text = end.expect_err("another weight decay");
-        let named = "rank 0: parameter input.weight [8, 8] F32, id ";
-        assert!(text.contains(named), "{text}");
     }
-}
-
-/// Two replicas end with this text if the second is changed.
-fn assert_named(change: fn(&mut Training), named: &str) {
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
-    let folder = Directory::temporary();
-    let ends = Threads::run(2, |replicas| {
-        let is_second = replicas.rank() == 1;
-        let mut training = how.training(replicas, folder.path());
-        if is_second {
-            change(&mut training);
-        }
-        panic_of(|| training.run(Mode::Released)).map(drop)
-    });
-    for end in ends {
-        let text = end.expect_err(named);
-        assert!(text.contains(named), "{text}");
-    }
-}
-
-/// At launch, and not after the shorter of two runs.
-#[test]
-fn another_number_of_epochs_is_named() {
-    assert_named(
-        |training| training.epochs = EPOCHS + 1,
-        "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5",
-    );
-}
-
-#[test]
-fn another_number_of_batches_is_named() {
-    assert_named(
-        // The last batch is that of the second replica.
-        |training| training.batches = ALL - 1,
-        "rank 1: the end of the batches of epoch 1",
-    );
 }
 
 /// The first validates, and decides for all.
 #[test]
 fn all_stop_early_together() {
-    let how = How {
-        is_sharded: true,
-        max_norm: None,
-    };
+    let how = How::unclipped(true);
     let folder = Directory::temporary();
     let runs = Threads::run(2, |replicas| {
         let training = Training {
@@ -240,39 +213,6 @@ fn all_stop_early_together() {
     assert!((2..9).contains(&epochs), "{epochs} epochs");
     assert_eq!(runs[0].losses.len(), epochs * (ALL / 2 + 2));
     assert_bits(&runs[0].last, &runs[1].last, "stopped early");
-}
-
-#[test]
-fn an_adapted_weight_is_stepped_with_the_mean() {
-    let adapted = |mut net: Net| {
-        let query = net.query.apply_lora(Lora::new(2, 4.0));
-        net.query = seeded(&flex(), |_| query).unfreeze();
-        net
-    };
-    let mut stock = training();
-    stock.accumulation = Some(2);
-    stock.model = adapted(Net::new(&flex()));
-    stock.model.user.by_hand = Some(Arc::new(Mean {
-        size: 2,
-        max_norm: None,
-    }));
-    let expected = weights(&stock.run(Mode::Stock).last);
-    for is_sharded in [false, true] {
-        let how = How {
-            is_sharded,
-            max_norm: None,
-        };
-        let folder = Directory::temporary();
-        let ends = Threads::run(2, |replicas| {
-            let mut training = how.training(replicas, folder.path());
-            training.model = adapted(Net::new(&flex()));
-            training.run(Mode::Released).last
-        });
-        for (rank, last) in ends.iter().enumerate() {
-            let what = format!("adapters, {how:?}, rank {rank}");
-            assert_bits(&weights(last), &expected, &what);
-        }
-    }
 }
 
 /// A checkpoint of the Learner with the state of clipping is loaded by a loop of replicas.
@@ -314,10 +254,7 @@ fn a_loop_of_replicas_goes_on_from_a_checkpoint_of_the_learner() {
 /// All stop before the same step, and the result has the reason.
 #[test]
 fn a_batch_that_cannot_be_loaded_stops_all() {
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
+    let how = How::unclipped(false);
     let folder = Directory::temporary();
     let runs = Threads::run(2, |replicas| {
         let mut training = how.training(replicas, folder.path());
@@ -342,10 +279,7 @@ fn a_batch_that_cannot_be_loaded_stops_all() {
 fn sharded_states_are_saved_as_they_are() {
     let saved = |is_sharded| {
         let folder = Directory::temporary();
-        let how = How {
-            is_sharded,
-            max_norm: None,
-        };
+        let how = How::unclipped(is_sharded);
         Threads::run(2, |replicas| {
             let mut training = Training {
                 epochs: 1,

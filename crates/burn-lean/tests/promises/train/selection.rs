@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::module::Lora;
 use burn::train::Interrupter;
-use burn_lean::{Alone, DataParallel, Replicas};
 
 use super::harness::{BATCHES, Mode, OnStep, Training, User, stopping_once_worse};
 use crate::harness::prelude::*;
@@ -24,7 +22,7 @@ fn early_stopping() {
 #[test]
 fn interruption() {
     // In the middle of an epoch, at its end, and in the middle of a window.
-    for (accumulation, has_adapters) in [(None, false), (Some(3), false), (Some(3), true)] {
+    for accumulation in [None, Some(3)] {
         for last in [2, BATCHES - 1, BATCHES + 2 + 1] {
             let runs = [Mode::Stock, Mode::Released].map(|mode| {
                 let interrupter = Interrupter::new();
@@ -38,21 +36,11 @@ fn interruption() {
                     on_step,
                     ..User::default()
                 };
-                let mut training = Training {
+                let training = Training {
                     interrupter,
                     accumulation,
                     ..Training::of_user(user)
                 };
-                if has_adapters {
-                    // Replicas are asked for the model, too.
-                    let replicas = Replicas::new(|| Ok(Alone)).unwrap();
-                    let folder = training.directory.path().to_path_buf();
-                    training.replicas = Some((DataParallel::new(replicas), folder));
-                    training.model.query = seeded(&flex(), |_| {
-                        let query = training.model.query.clone();
-                        query.apply_lora(Lora::new(2, 4.0))
-                    });
-                }
                 training.run(mode)
             });
             let [stock, released] = runs;
