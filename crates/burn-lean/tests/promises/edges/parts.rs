@@ -130,19 +130,24 @@ fn measuring_beside_others() {
 /// Before backward, or when it has begun: all models come back as they were, and both go on.
 #[test]
 fn a_part_that_is_refused() {
-    let table = [("OutOfRange", f64::NAN, false), ("NotInGraph", LR, true)];
-    for (expected, rate, is_unrelated) in table {
+    type Other = fn(&Linear, &Linear) -> Linear;
+    let table: [(&str, f64, Other); 3] = [
+        ("OutOfRange", f64::NAN, |_, b| b.clone()),
+        ("NotInGraph", LR, |_, _| layer(90)),
+        ("DuplicateParam", LR, |a, _| a.clone()),
+    ];
+    for (expected, rate, other) in table {
         let mut plain = PlainParts::new();
         let ([a, b, c], [mut adam, mut sgd]) = (three(), optims());
         let pending = loss([&a, &b, &c], input(7));
         adam.accumulate(loss([&a, &b, &c], input(0)), &a);
-        let other = if is_unrelated { layer(90) } else { b.clone() };
+        let other = other(&a, &b);
         let value = loss([&a, &b, &c], input(1));
         let parts = (adam.stepping(LR, a), sgd.stepping(rate, other));
         let refused = try_backward(value, parts).err().unwrap();
         assert_eq!(kind(refused.error()), expected);
         let ((a, _), value) = refused.into_given();
-        assert_eq!(value.is_none(), is_unrelated);
+        assert_eq!(value.is_none(), expected == "NotInGraph");
         plain.assert_same(&a, &b);
         assert!(adam.last_step().is_none() && sgd.last_step().is_none());
         let parts = (adam.stepping(LR, a), sgd.stepping(LR, b));

@@ -64,8 +64,10 @@ fn two_passes(optim: &mut ReleaseOptimizer, model: Small) -> Error {
     passes.unwrap_err().into_parts()
 }
 
+type Call = (&'static str, fn(&mut ReleaseOptimizer, Small) -> Error);
+
 /// The calls that train, each refused.
-fn calls() -> [(&'static str, fn(&mut ReleaseOptimizer, Small) -> Error); 5] {
+fn calls() -> [Call; 5] {
     [
         ("backward", |optim, model| {
             let loss = model.loss(1);
