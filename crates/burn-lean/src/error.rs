@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// The loss does not come from the model.
+    /// The loss does not come from the model. Nothing has changed, in no part of the pass.
     #[error(
         "no parameter of the model that requires gradients is in the graph of the loss: it is the loss \
          of another model, or of this one before its last step, or it was detached, or everything is \

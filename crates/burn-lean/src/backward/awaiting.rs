@@ -108,7 +108,8 @@ impl Frame {
     }
 
     /// Awaits the gradient of a leaf. Goes on from the sum of `partial`. Of
-    /// two owners of one leaf the first gets its gradient, as with Burn's `GradientsParams`.
+    /// two owners of one leaf the first gets its gradient, as with Burn's `GradientsParams`. Returns
+    /// whether this is the first.
     pub(crate) fn wait_for(
         &mut self,
         leaf: u64,
@@ -116,10 +117,12 @@ impl Frame {
         partial: Option<DispatchTensor>,
         owner: Rc<dyn Owner>,
         place: usize,
-    ) {
-        if wait_for(leaf, take, partial, owner, place, 0) {
+    ) -> bool {
+        let is_first = wait_for(leaf, take, partial, owner, place, 0);
+        if is_first {
             self.leaves.push(leaf);
         }
+        is_first
     }
 
     /// Gives the owners what backward has left.

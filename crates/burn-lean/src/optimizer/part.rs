@@ -125,7 +125,9 @@ pub fn try_backward<P: Part, const D: usize>(
     }
     forget_random();
     let mut frame = Frame::new();
-    parts.begin(&mut frame);
+    if let Err(error) = parts.begin(&mut frame) {
+        return Err(Refused::with_grads(parts.give_back(), Some(loss), error));
+    }
     let (grads, is_understood) = backward::backward(loss.into_dispatch(), &frame);
     frame.finish();
     drop(frame);
@@ -164,7 +166,8 @@ pub(super) mod sealed {
 
         /// Whether the pass can begin. Nothing has changed.
         fn check(&mut self) -> Result<(), ReleaseError>;
-        fn begin(&mut self, frame: &mut Frame);
+        /// Nothing has changed after an error.
+        fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError>;
         /// Ends what backward has begun.
         fn end(&mut self) -> Result<(), ReleaseError>;
         fn output(self) -> Self::Output;
@@ -258,11 +261,25 @@ impl<'a> Held<'a> {
         self.optimizer.stepper().pipeline.check_scaled(has_sums)
     }
 
-    fn begin(&mut self, found: Found, purpose: Purpose, frame: &mut Frame) {
+    fn begin(
+        &mut self,
+        found: Found,
+        purpose: Purpose,
+        frame: &mut Frame,
+    ) -> Result<(), ReleaseError> {
         let pass = self.start(found.entries, purpose);
+        let mut are_taken = !found.leaves.is_empty();
         for leaf in found.leaves {
-            frame.wait_for(leaf.node, leaf.take, None, pass.clone(), leaf.place);
+            let (owner, place) = (pass.clone(), leaf.place);
+            are_taken &= !frame.wait_for(leaf.node, leaf.take, None, owner, place);
         }
+        if !are_taken {
+            return Ok(());
+        }
+        // Another part has the whole model, and this one would get nothing.
+        let path = pass.state().entries[0].path.to_string();
+        let (first, second) = (path.clone(), path);
+        Err(ReleaseError::DuplicateParam { first, second })
     }
 
     fn start(&mut self, entries: Vec<Entry>, purpose: Purpose) -> Rc<Pass> {
@@ -358,12 +375,12 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
         self.held.optimizer.stepper().pipeline.check_measured()
     }
 
-    fn begin(&mut self, frame: &mut Frame) {
+    fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
         let model = self.model.take().expect(MODEL);
         let (model, found) = take(model, &self.held.survey, &mut self.held.optimizer.sums);
         self.model = Some(model);
         self.held
-            .begin(found, Purpose::Step(self.lr.clone()), frame);
+            .begin(found, Purpose::Step(self.lr.clone()), frame)
     }
 
     fn end(&mut self) -> Result<(), ReleaseError> {
@@ -396,14 +413,14 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
         self.held.check(self.model)
     }
 
-    fn begin(&mut self, frame: &mut Frame) {
+    fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
         let optimizer = &mut *self.held.optimizer;
         // The norm of the window is another one from here on.
         optimizer.stepper_mut().pipeline.forget_measured();
         let in_f32 = optimizer.sums_are_in_f32();
         let found = look(self.model, &self.held.survey, &mut optimizer.sums);
         self.held
-            .begin(found, Purpose::Accumulate { in_f32 }, frame);
+            .begin(found, Purpose::Accumulate { in_f32 }, frame)
     }
 
     fn end(&mut self) -> Result<(), ReleaseError> {
@@ -426,11 +443,11 @@ impl<M: Module> sealed::Run for Measuring<'_, M> {
         self.held.optimizer.check_steps(&self.held.survey)
     }
 
-    fn begin(&mut self, frame: &mut Frame) {
+    fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
         let optimizer = &mut *self.held.optimizer;
         optimizer.stepper_mut().pipeline.forget_measured();
         let found = look(self.model, &self.held.survey, &mut optimizer.sums);
-        self.held.begin(found, Purpose::Measure, frame);
+        self.held.begin(found, Purpose::Measure, frame)
     }
 
     fn end(&mut self) -> Result<(), ReleaseError> {
@@ -468,8 +485,9 @@ macro_rules! tuples {
                 Ok(())
             }
 
-            fn begin(&mut self, frame: &mut Frame) {
-                $(self.$at.begin(frame);)+
+            fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
+                $(self.$at.begin(frame)?;)+
+                Ok(())
             }
 
             fn end(&mut self) -> Result<(), ReleaseError> {

@@ -6,8 +6,6 @@ use super::refused::bits_of_grads;
 use crate::harness::prelude::*;
 use crate::small::kind;
 
-const OTHER_LR: f64 = LR / 3.0;
-
 fn layer(from: usize) -> Linear {
     numbered_from(LinearConfig::new(4, 4).init(&flex()), from)
 }
@@ -31,38 +29,72 @@ fn of<M: Module>(grads: &mut burn::tensor::Gradients, model: &M) -> GradientsPar
     GradientsParams::from_module(grads, model)
 }
 
+/// Plain Burn's models, of which two have an optimizer.
+struct PlainParts {
+    models: Three,
+    optims: [ModuleOptimizer; 2],
+    sums: [GradientsAccumulator<Linear>; 2],
+}
+
+impl PlainParts {
+    fn new() -> Self {
+        let sums = [GradientsAccumulator::new(), GradientsAccumulator::new()];
+        let (models, optims) = (three(), [adamw(), momentum()]);
+        Self {
+            models,
+            optims,
+            sums,
+        }
+    }
+
+    /// Adds to the sums of these. Returns the gradients of the input and of the third model.
+    fn backward(&mut self, step: usize, adds: &[usize]) -> (Vec<u32>, Vec<Vec<u32>>) {
+        let x = input(step);
+        let mut grads = loss(self.models.each_ref(), x.clone()).backward();
+        for at in adds {
+            let model = &self.models[*at];
+            self.sums[*at].accumulate(model, of(&mut grads, model));
+        }
+        let third = &self.models[2];
+        let of_x = bits_of(x.grad(&grads).unwrap());
+        (of_x, bits_of_grads(third, &of(&mut grads, third)))
+    }
+
+    fn step(&mut self, at: usize, max_norm: f64) {
+        let model = self.models[at].clone();
+        let mut grads = self.sums[at].grads();
+        clip_grad_norm(&model, &mut grads, max_norm);
+        self.models[at] = self.optims[at].step(LR, model, grads);
+    }
+
+    fn assert_same(&self, a: &Linear, b: &Linear) {
+        assert_eq!(bits(a), bits(&self.models[0]));
+        assert_eq!(bits(b), bits(&self.models[1]));
+    }
+}
+
+const NO_CLIP: f64 = 1e9;
+
+fn optims() -> [ReleaseOptimizer; 2] {
+    [adamw(), momentum()].map(WithGradientRelease::with_gradient_release)
+}
+
 /// One model is stepped in each step, one in each second, and one by nobody: its gradients, and the
 /// input's, are in what `backward` returns.
 #[test]
 fn stepping_and_accumulating() {
-    let (mut plain, mut plain_optims) = (three(), [adamw(), momentum()]);
-    let mut sums = GradientsAccumulator::new();
-    let [mut a, mut b, c] = plain.clone();
-    let mut adam = adamw().with_gradient_release();
-    let mut sgd = momentum().with_gradient_release();
+    let mut plain = PlainParts::new();
+    let ([mut a, mut b, c], [mut adam, mut sgd]) = (three(), optims());
     for step in 0..6 {
-        let is_last = step % 2 == 1;
-        let x = input(step);
-        let mut grads = loss(plain.each_ref(), x.clone()).backward();
-        let of_x = bits_of(x.grad(&grads).unwrap());
-        let of_c = bits_of_grads(&plain[2], &of(&mut grads, &plain[2]));
-        let [plain_a, plain_b, plain_c] = plain;
-        sums.accumulate(&plain_b, of(&mut grads, &plain_b));
-        let of_a = of(&mut grads, &plain_a);
-        plain = [plain_optims[0].step(LR, plain_a, of_a), plain_b, plain_c];
-        if is_last {
-            let [plain_a, plain_b, plain_c] = plain;
-            let plain_b = plain_optims[1].step(OTHER_LR, plain_b, sums.grads());
-            plain = [plain_a, plain_b, plain_c];
-        }
-
+        let (of_x, of_c) = plain.backward(step, &[0, 1]);
+        plain.step(0, NO_CLIP);
         let x = input(step);
         let value = loss([&a, &b, &c], x.clone());
         let stepping = adam.stepping(LR, a);
         let mut grads;
-        if is_last {
-            let parts = (stepping, sgd.stepping(OTHER_LR, b));
-            ((a, b), grads) = burn_lean::backward(value, parts);
+        if step % 2 == 1 {
+            plain.step(1, NO_CLIP);
+            ((a, b), grads) = burn_lean::backward(value, (stepping, sgd.stepping(LR, b)));
         } else {
             ((a, ()), grads) = burn_lean::backward(value, (stepping, sgd.accumulating(&b)));
         }
@@ -70,83 +102,61 @@ fn stepping_and_accumulating() {
         let of_both = of(&mut grads, &(a.clone(), b.clone()));
         assert!(of_both.is_empty(), "step {step}");
         assert_eq!(bits_of_grads(&c, &of(&mut grads, &c)), of_c, "step {step}");
-        assert_eq!(bits(&a), bits(&plain[0]), "step {step}");
-        assert_eq!(bits(&b), bits(&plain[1]), "step {step}");
+        plain.assert_same(&a, &b);
     }
 }
 
-/// The second pass steps the one with the sum of both, and clips the other by its norm.
+/// The second pass steps one with the sum of both, and clips the other by its norm in the first.
 #[test]
 fn measuring_beside_others() {
     let max_norm = 1e-3;
-    let [plain_a, plain_b, _] = three();
-    let [a, b, c] = [plain_a.clone(), plain_b.clone(), layer(30)];
-    let mut grads = loss([&plain_a, &plain_b, &c], input(1)).backward();
-    let mut sums = GradientsAccumulator::new();
-    let of_a = of(&mut grads, &plain_a);
-    let mut of_b = of(&mut grads, &plain_b);
-    sums.accumulate(&plain_a, of_a);
-    let mut grads = loss([&plain_a, &plain_b, &c], input(1)).backward();
-    sums.accumulate(&plain_a, of(&mut grads, &plain_a));
-    let plain_a = adamw().step(LR, plain_a, sums.grads());
-    clip_grad_norm(&plain_b, &mut of_b, max_norm);
-    let plain_b = momentum().step(LR, plain_b, of_b);
+    let mut plain = PlainParts::new();
+    plain.backward(1, &[0, 1]);
+    plain.backward(1, &[0]);
+    plain.step(0, NO_CLIP);
+    plain.step(1, max_norm);
 
-    let mut adam = adamw().with_gradient_release();
-    let mut sgd = momentum().with_gradient_release();
-    sgd = sgd.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-    let first = loss([&a, &b, &c], input(1));
-    let parts = (adam.accumulating(&a), sgd.measuring(&b));
-    let (((), norm), _) = burn_lean::backward(first, parts);
+    let ([a, b, c], [mut adam, sgd]) = (three(), optims());
+    let mut sgd = sgd.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+    let [first, second] = [(); 2].map(|()| loss([&a, &b, &c], input(1)));
+    let (((), norm), _) = burn_lean::backward(first, (adam.accumulating(&a), sgd.measuring(&b)));
     assert!(norm.is_finite());
-    let second = loss([&a, &b, &c], input(1));
     let parts = (adam.stepping(LR, a), sgd.stepping(LR, b));
     let ((a, b), _) = burn_lean::backward(second, parts);
     assert!(sgd.last_step().unwrap().clip_coefficient().unwrap() < 1.0);
-    assert_eq!(bits(&a), bits(&plain_a));
-    assert_eq!(bits(&b), bits(&plain_b));
+    plain.assert_same(&a, &b);
 }
 
 /// Before backward, or when it has begun: all models come back as they were, and both go on.
 #[test]
 fn a_part_that_is_refused() {
-    for is_unrelated in [false, true] {
-        let [a, b, c] = three();
-        let mut adam = adamw().with_gradient_release();
-        let mut sgd = momentum().with_gradient_release();
-        let before = (bits(&a), bits(&b));
+    type Other = fn(&Linear, &Linear) -> Linear;
+    let table: [(&str, f64, Other); 3] = [
+        ("OutOfRange", f64::NAN, |_, b| b.clone()),
+        ("NotInGraph", LR, |_, _| layer(90)),
+        ("DuplicateParam", LR, |a, _| a.clone()),
+    ];
+    for (expected, rate, other) in table {
+        let mut plain = PlainParts::new();
+        let ([a, b, c], [mut adam, mut sgd]) = (three(), optims());
         let pending = loss([&a, &b, &c], input(7));
-        let (other, rate) = match is_unrelated {
-            true => (layer(90), LR),
-            false => (b.clone(), f64::NAN),
-        };
-        let value = loss([&a, &b, &c], input(1));
         adam.accumulate(loss([&a, &b, &c], input(0)), &a);
+        let other = other(&a, &b);
+        let value = loss([&a, &b, &c], input(1));
         let parts = (adam.stepping(LR, a), sgd.stepping(rate, other));
         let refused = try_backward(value, parts).err().unwrap();
-        let expected = if is_unrelated {
-            "NotInGraph"
-        } else {
-            "OutOfRange"
-        };
         assert_eq!(kind(refused.error()), expected);
         let ((a, _), value) = refused.into_given();
-        assert_eq!(value.is_none(), is_unrelated);
-        assert_eq!((bits(&a), bits(&b)), before);
+        assert_eq!(value.is_none(), expected == "NotInGraph");
+        plain.assert_same(&a, &b);
         assert!(adam.last_step().is_none() && sgd.last_step().is_none());
         let parts = (adam.stepping(LR, a), sgd.stepping(LR, b));
         let ((a, b), _) = burn_lean::backward(pending, parts);
-
-        let [mut plain_a, mut plain_b, _] = three();
-        let mut sums = GradientsAccumulator::new();
-        let mut grads = loss([&plain_a, &plain_b, &c], input(0)).backward();
-        sums.accumulate(&plain_a, of(&mut grads, &plain_a));
-        let mut grads = loss([&plain_a, &plain_b, &c], input(7)).backward();
-        sums.accumulate(&plain_a, of(&mut grads, &plain_a));
-        let of_b = of(&mut grads, &plain_b);
-        plain_a = adamw().step(LR, plain_a, sums.grads());
-        plain_b = momentum().step(LR, plain_b, of_b);
-        assert_eq!((bits(&a), bits(&b)), (bits(&plain_a), bits(&plain_b)));
+        plain.backward(0, &[0]);
+        plain.backward(7, &[0, 1]);
+        plain.step(0, NO_CLIP);
+        plain.step(1, NO_CLIP);
+        plain.assert_same(&a, &b);
     }
 }
 
