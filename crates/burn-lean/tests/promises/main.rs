@@ -15,15 +15,16 @@
 
 mod equality;
 
-// #[cfg(feature = "wgpu")] mod gpu;
+#[cfg(feature = "wgpu")]
+mod gpu;
 
 mod harness;
 
-// mod layers;
+mod layers;
 
 mod memory;
 
-// mod misc;
+mod misc;
 
 // #[cfg(all(feature = "operations", feature = "optim"))] mod mixed_precision;
 
@@ -41,6 +42,6 @@ mod scopes;
 
 mod small;
 
-// mod threads;
+mod threads;
 
 // #[cfg(feature = "train")] mod train;
