@@ -1,6 +1,5 @@
 //! The weights of plain Burn, bit for bit, for many kinds of model, on all devices.
 
-use burn::nn::transformer::TransformerEncoder;
 use burn::nn::{RmsNorm, SwiGlu, SwiGluConfig};
 use burn::tensor::module::{avg_pool2d, conv2d};
 use burn::tensor::ops::{AvgPoolOptions, ConvOptions};
@@ -32,14 +31,6 @@ fn linear(inputs: usize, outputs: usize, device: &Device) -> Linear {
     LinearConfig::new(inputs, outputs).init(device)
 }
 
-fn cross_entropy(logits: Tensor<2>, step: usize) -> Tensor<1> {
-    let ([rows, classes], device) = (logits.dims(), logits.device());
-    let targets = ids([rows], step, classes, &device);
-    CrossEntropyLossConfig::new()
-        .init(&device)
-        .forward(logits, targets)
-}
-
 type Residual = Vec<[Linear; 2]>;
 
 fn residual(device: &Device) -> Residual {
@@ -58,68 +49,6 @@ fn residual_loss(pairs: &Residual, step: usize, device: &Device) -> Tensor<1> {
 #[test]
 fn mlp_with_residuals() {
     assert_equal(residual, residual_loss);
-}
-
-#[derive(Module, Debug)]
-struct Former {
-    embedding: Embedding,
-    body: TransformerEncoder,
-    head: Linear,
-}
-
-impl Former {
-    fn new(device: &Device) -> Self {
-        let body = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
-        Self {
-            embedding: EmbeddingConfig::new(20, 8).init(device),
-            body: body.with_norm_first(true).init(device),
-            head: linear(8, 20, device),
-        }
-    }
-
-    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = self.embedding.forward(ids([2, 5], step, 20, device));
-        let x = self.body.forward(TransformerEncoderInput::new(x));
-        cross_entropy(self.head.forward(x).reshape([10, 20]), step + 1)
-    }
-}
-
-#[test]
-fn transformer() {
-    assert_equal(Former::new, Former::loss);
-}
-
-#[test]
-fn tied_embedding() {
-    let make = |device: &Device| -> (Embedding, Linear) {
-        let embedding = EmbeddingConfig::new(20, 8).init(device);
-        (embedding, linear(8, 8, device))
-    };
-    assert_equal(make, |(embedding, middle), step, device| {
-        let x = embedding.forward(ids([3, 4], step, 20, device));
-        let x = gelu(middle.forward(x)).reshape([12, 8]);
-        cross_entropy(x.matmul(embedding.weight.val().transpose()), step + 1)
-    });
-}
-
-#[test]
-fn rnn_that_reads_its_weight_once_or_each_time() {
-    for once in [true, false] {
-        let make = |device: &Device| {
-            let hidden = Param::from_tensor(numbers::<2>([6, 6], 0, device));
-            (hidden, linear(4, 6, device))
-        };
-        assert_equal(make, |(hidden, input), step, device| {
-            let weight = hidden.val();
-            let mut x = Tensor::zeros([2, 6], device);
-            for time in 0..5 {
-                let weight = if once { weight.clone() } else { hidden.val() };
-                let input = input.forward(numbers([2, 4], step * 5 + time, device));
-                x = (x.matmul(weight) + input).tanh();
-            }
-            x.square().mean()
-        });
-    }
 }
 
 type Gated = Vec<(RmsNorm, SwiGlu, Linear)>;
@@ -262,21 +191,6 @@ fn fan_out_summed_forward_and_in_reverse() {
     }
 }
 
-/// The first branch written is the deepest.
-#[test]
-fn fan_out_with_a_deep_first_branch() {
-    assert_equal(fan, |fan, step, device| {
-        let x = fan_input(fan, step, device);
-        let [a, b, c, d, e] = &fan.1[..] else {
-            unreachable!("there are five");
-        };
-        let deepest = c.forward(b.forward(a.forward(x.clone()).tanh()).tanh());
-        let short = d.forward(x.clone());
-        let shortest = e.forward(x.clone());
-        (deepest + short + shortest + x).square().mean()
-    });
-}
-
 /// The gradient of a parameter with three uses adds up as in plain Burn, in whatever order.
 #[test]
 fn one_convolution_on_three_scales() {
@@ -294,22 +208,5 @@ fn one_convolution_on_three_scales() {
         let medium = half(large.clone());
         let small = half(medium.clone());
         loss(medium) + loss(large) + loss(small)
-    });
-}
-
-/// As many nodes between the parameters, in another order in every other step.
-#[test]
-fn branches_that_change_places() {
-    let make = |device: &Device| -> [Linear; 2] { [(); 2].map(|()| linear(8, 8, device)) };
-    assert_equal(make, |[first, second], step, device| {
-        let x = first.forward(numbers::<2>([8, 8], step, device)).tanh();
-        let deep = (0..10).fold(x.clone(), |x, _| x.tanh());
-        let (to_second, other) = match step.is_multiple_of(2) {
-            true => (deep, x.clone()),
-            false => (x.clone(), deep),
-        };
-        let other = other.square().mean();
-        let of_second = second.forward(to_second).tanh().square().mean();
-        of_second + other + x.exp().mean()
     });
 }

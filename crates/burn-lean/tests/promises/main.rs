@@ -19,17 +19,18 @@ mod edges;
 
 mod equality;
 
-// #[cfg(feature = "wgpu")] mod gpu;
+#[cfg(feature = "wgpu")]
+mod gpu;
 
 mod harness;
 
 mod heap;
 
-// mod layers;
+mod layers;
 
 mod memory;
 
-// mod misc;
+mod misc;
 
 // #[cfg(all(feature = "operations", feature = "optim"))] mod mixed_precision;
 
@@ -51,7 +52,7 @@ mod scopes;
 
 mod small;
 
-// mod threads;
+mod threads;
 
 #[cfg(feature = "train")]
 mod train;

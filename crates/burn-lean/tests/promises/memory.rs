@@ -237,23 +237,10 @@ fn small_loss(layers: &[Linear], step: usize, again: bool) -> Tensor<1> {
     layers.iter().fold(x, run).square().mean()
 }
 
+/// Burn frees a graph that nobody holds at the next backward pass. Windows are given up, and models with
+/// their optimizers, too.
 #[test]
-fn nothing_grows_over_steps() {
-    alone(|| {
-        let mut optim = adamw().with_gradient_release();
-        let mut model = seeded(&flex(), small);
-        assert_no_growth(|step| {
-            let taken = std::mem::take(&mut model);
-            model = release_step(taken, &mut optim, |model| {
-                small_loss(model, step, step % 2 == 0)
-            });
-        });
-    });
-}
-
-/// Burn frees a graph that nobody holds at the next backward pass. Windows are given up, too.
-#[test]
-fn nothing_grows_over_abandoned_forward_passes_and_windows() {
+fn nothing_grows_over_steps_and_what_is_given_up() {
     alone(|| {
         let mut optim = adamw().with_gradient_release();
         let mut model = seeded(&flex(), small);
@@ -261,32 +248,22 @@ fn nothing_grows_over_abandoned_forward_passes_and_windows() {
             for again in [false, true] {
                 drop(small_loss(&model, step, again));
             }
+            let mut trial = adamw().with_gradient_release();
+            let own = release_step(numbered(model.clone()), &mut trial, |model| {
+                small_loss(model, step, true)
+            });
+            drop(small_loss(&own, step, true));
+            drop((trial, own));
             optim.accumulate(small_loss(&model, step, true), &model);
             if step % 3 == 0 {
                 drop(optim.take_sums(&model));
                 return;
             }
             let taken = std::mem::take(&mut model);
-            model = release_step(taken, &mut optim, |model| small_loss(model, step, true));
+            model = release_step(taken, &mut optim, |model| {
+                small_loss(model, step, step % 2 == 0)
+            });
             assert_eq!(optim.last_step().unwrap().in_place(), 8);
-        });
-    });
-}
-
-/// Trials with an optimizer of their own, which goes before its model or after it.
-#[test]
-fn nothing_grows_over_models_that_are_given_up() {
-    alone(|| {
-        let start = seeded(&flex(), small);
-        assert_no_growth(|step| {
-            let mut own = adamw().with_gradient_release();
-            let trial = start.clone();
-            let trial = release_step(trial, &mut own, |model| small_loss(model, step, true));
-            drop(small_loss(&trial, step, true));
-            match step % 2 {
-                1 => drop((own, trial)),
-                _ => drop((trial, own)),
-            }
         });
     });
 }

@@ -1,5 +1,5 @@
 //! Threads, and panics in the middle of a step. Several threads that train at the same time are in
-//! [`clipping`](crate::clipping).
+//! [`random_programs`](crate::random_programs).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::harness::prelude::*;
 use crate::harness::watched_adamw;
-use crate::small::{plain_values, started};
+use crate::small::started;
 
 /// Workers with forks of one model, whose gradients are added up.
 #[test]
@@ -26,33 +26,31 @@ fn forks_on_two_threads() {
     };
     let (model, mut plain_optim) = plain(&[0]);
     let mut optim = plain_optim.clone().with_gradient_release();
-    let armed = optim.arm(LR, model.clone());
-    let grads = run(&armed);
-    assert_eq!(armed.values(), plain_values(&[0]));
-    let stepped = optim.step(LR, armed, grads);
+    let stepped = optim.step(LR, model.clone(), run(&model));
     let grads = run(&model);
     let plain = plain_optim.step(LR, model, grads);
     assert_goes_on(stepped, &mut optim, (plain, plain_optim));
 }
 
-/// Readers on other threads while the model is trained: copies do not move.
+/// A model, its optimizer and its loss go from thread to thread; readers of copies see what they took.
 #[test]
-fn copies_read_on_other_threads() {
-    let (mut model, mut optim) = started();
-    let mut expected = plain(&[0]);
-    thread::scope(|scope| {
+fn steps_on_other_threads_while_copies_are_read() {
+    let (model, mut optim, expected) = thread::scope(|scope| {
+        let (mut model, mut optim) = started();
+        let mut expected = plain(&[0]);
         for step in 1..6 {
-            model = optim.arm(LR, model.clone());
             let (valid, values) = (model.valid(), expected.0.values());
             scope.spawn(move || {
                 for _ in 0..10 {
                     assert_eq!(valid.values(), values);
                 }
             });
-            let trained = std::mem::replace(&mut model, small());
-            model = finish(trained, &mut optim, step);
+            let loss = model.loss(step);
+            let stepping = scope.spawn(move || (optim.backward(LR, loss, model), optim));
+            (model, optim) = stepping.join().unwrap();
             expected = train_plain(expected.clone(), &[step]);
         }
+        (model, optim, expected)
     });
     assert_goes_on(model, &mut optim, expected);
 }
@@ -76,179 +74,103 @@ pub(crate) fn fail_at_the_third<T>(left: &AtomicUsize, run: impl FnOnce() -> T) 
     left.store(NEVER, Ordering::Relaxed);
 }
 
-/// Fails in the second step. Returns also plain Burn's model and optimizer of before.
-fn interrupted() -> (Small, ReleaseOptimizer, Plain) {
-    let (saved, left) = saved();
-    let mut optim = saved.1.clone().with_gradient_release();
-    let model = optim.arm(LR, saved.0.clone());
-    let model = optim.disarm(model);
-    let model = optim.arm(LR, model);
-    fail_at_the_third(&left, || grads_of(&model, 1));
-    (model, optim, saved)
-}
-
-fn assert_interrupted(error: &ReleaseError) {
+/// Every later call is refused until a checkpoint is loaded.
+fn assert_interrupted(mut optim: ReleaseOptimizer, stepped: usize, saved: Plain) {
     let interrupted = ReleaseError::Interrupted {
-        stepped: 2,
-        armed: PARAMS,
+        stepped,
+        of: PARAMS,
     };
-    assert_eq!(*error, interrupted);
     let what_to_do = "load the last checkpoint into the model and the optimizer";
-    assert!(error.to_string().contains(what_to_do), "{error}");
-}
-
-#[test]
-fn an_optimizer_that_panics_in_backward() {
-    let (model, mut optim, saved) = interrupted();
-    let (model, error) = optim.try_arm(LR, model).unwrap_err().into_parts();
-    assert_interrupted(&error);
-    let (model, error) = optim.try_disarm(model).unwrap_err().into_parts();
-    assert_interrupted(&error);
+    assert!(interrupted.to_string().contains(what_to_do));
+    let new = small().load_record(saved.0.clone().into_record());
+    let loss = new.loss(1);
+    let refused = optim.try_accumulate(loss, &new).unwrap_err();
+    assert_eq!(*refused.error(), interrupted);
+    let loss = new.loss(1);
+    let refused = optim.try_backward(LR, loss, new).unwrap_err();
+    assert_eq!(*refused.error(), interrupted);
     let none = GradientsParams::new();
-    let refused = optim.try_step(LR, model, none).unwrap_err();
-    assert_interrupted(refused.error());
-    assert_interrupted(&optim.try_to_record().unwrap_err());
+    let refused = optim.try_step(LR, refused.into_model(), none).unwrap_err();
+    assert_eq!(*refused.error(), interrupted);
+    assert_eq!(optim.try_to_record().unwrap_err(), interrupted);
     let Err(refused_optim) = optim.try_into_optimizer() else {
         panic!("half of a step was handed out");
     };
-    assert_interrupted(refused_optim.error());
+    assert_eq!(*refused_optim.error(), interrupted);
     let optim = refused_optim.into_model();
-
-    // The lost parameter says so, and is in no record.
-    let model = refused.into_model();
-    assert_panics(|| model.values(), "load the last checkpoint");
-    assert!(panic_of(|| model.clone().into_record()).is_err());
-
-    let mut optim = optim.load_record(saved.1.to_record());
-    assert!(!optim.is_armed());
-    let model = model.load_record(saved.0.clone().into_record());
-    assert_goes_on(model, &mut optim, saved);
-}
-
-/// In place of the broken model, a new one is as good, and so is a copy from between `arm` and
-/// backward.
-#[test]
-fn another_model_after_a_panic() {
-    let (model, optim, saved) = interrupted();
-    drop(model);
-    let new = small().load_record(saved.0.clone().into_record());
-    let mut optim = optim.load_record(saved.1.to_record());
-    assert_goes_on(new, &mut optim, saved);
-
-    let (saved, left) = self::saved();
-    let mut optim = saved.1.clone().with_gradient_release();
-    let model = optim.arm(LR, saved.0.clone());
-    let copy = model.clone();
-    fail_at_the_third(&left, || grads_of(&model, 1));
-    assert_eq!(copy.values(), saved.0.values());
-    drop(model);
-    let mut optim = optim.load_record(saved.1.to_record());
-    assert_goes_on(copy, &mut optim, saved);
-}
-
-/// `step` itself is interrupted, at a parameter with an ordinary gradient.
-#[test]
-fn an_optimizer_that_panics_in_step() {
-    let (saved, left) = saved();
-    let mut optim = saved.1.clone().with_gradient_release();
-    let (model, grads) = (saved.0.clone(), grads_of(&saved.0, 1));
-    fail_at_the_third(&left, || optim.step(LR, model, grads));
-    assert_error!(optim.try_to_record().unwrap_err(), Interrupted);
-    let refused = optim.try_arm(LR, saved.0.clone()).unwrap_err();
-    assert_error!(refused.error(), Interrupted);
     let mut optim = optim.load_record(saved.1.to_record());
     assert_goes_on(refused.into_model(), &mut optim, saved);
 }
 
+/// In backward, also of the last micro-batch of a window, and in `step`. The model is lost with the
+/// call; a copy is as good as a record.
+#[test]
+fn an_optimizer_that_panics() {
+    for way in 0..3 {
+        let (saved, left) = saved();
+        let mut optim = saved.1.clone().with_gradient_release();
+        let (model, copy) = (saved.0.clone(), saved.0.clone());
+        if way == 1 {
+            optim.accumulate(model.loss(9), &model);
+        }
+        let loss = model.loss(1);
+        fail_at_the_third(&left, || match way {
+            2 => optim.step(
+                LR,
+                model,
+                GradientsParams::from_grads(loss.backward(), &copy),
+            ),
+            _ => optim.backward(LR, loss, model),
+        });
+        assert_eq!(copy.values(), saved.0.values());
+        assert_interrupted(optim, 2, saved);
+    }
+}
+
 /// The loss of a model of which a node runs again in backward, and may fail there.
 fn loss(model: &Small, fails: bool) -> Tensor<1> {
-    let x = numbers::<2>([3, 4], 1, &flex()).matmul(model.tied.val());
     let runs = AtomicUsize::new(0);
-    let x = checkpoint(&model.first, x, move |layer, x| {
+    let x = numbers::<2>([3, 4], 1, &flex());
+    let x = checkpoint(&model.tied, x, move |tied, x| {
         let run = runs.fetch_add(1, Ordering::Relaxed);
         assert!(!fails || run == 0, "in backward");
-        gelu(layer.forward(x))
+        x.matmul(tied.val())
     });
+    let x = gelu(model.first.forward(x));
     model.second.forward(x).square().mean()
 }
 
-/// A node of the model panics in backward, when some parameters are stepped.
+/// A node of the model panics in backward, when some parameters are stepped; in a pass that steps none,
+/// nothing has happened.
 #[test]
 fn a_node_that_panics_in_backward() {
     let saved = plain(&[0]);
     let mut optim = saved.1.clone().with_gradient_release();
-    // A step before teaches the optimizer where parameters can be stepped.
-    let works = |model: &Small| loss(model, false);
-    let plain = plain_step(saved.0.clone(), &mut saved.1.clone(), works);
-    let model = release_step(saved.0.clone(), &mut optim, works);
-    assert_eq!(bits(&model), bits(&plain));
+    let model = saved.0.clone();
+    let failing = loss(&model, true);
+    assert_panics(|| optim.accumulate(failing, &model), "in backward");
+    optim.take_sums(&model);
+    let failing = loss(&model, true);
+    assert_panics(|| optim.measure(failing, &model), "in backward");
+    assert_goes_on(model.clone(), &mut optim, saved.clone());
 
     let mut optim = optim.load_record(saved.1.to_record());
-    let model = optim.arm(LR, saved.0.clone());
-    assert_panics(|| loss(&model, true).backward(), "in backward");
-    let (now, before) = (model.values(), saved.0.values());
-    let stepped = now.iter().zip(&before).filter(|(a, b)| a != b).count();
-    assert_eq!(stepped, 2);
-    let unfinished = ReleaseError::Unfinished {
-        stepped,
-        armed: PARAMS,
-    };
-    let (model, error) = optim.try_arm(LR, model).unwrap_err().into_parts();
-    assert_eq!(error, unfinished);
-    let what_to_do = "load the last checkpoint into the model and the optimizer";
-    assert!(error.to_string().contains(what_to_do), "{error}");
-    let (model, error) = optim.try_disarm(model).unwrap_err().into_parts();
-    assert_eq!(error, unfinished);
-    assert_eq!(optim.try_to_record().unwrap_err(), unfinished);
-    let none = GradientsParams::new();
-    let refused = optim.try_step(LR, model, none).unwrap_err();
-    assert_error!(refused.error(), Unclaimed);
-
-    let record = saved.0.clone().into_record();
-    let model = refused.into_model().load_record(record);
-    let mut optim = optim.load_record(saved.1.to_record());
-    assert_goes_on(model, &mut optim, saved);
+    let failing = loss(&model, true);
+    assert_panics(|| optim.backward(LR, failing, model), "in backward");
+    assert_interrupted(optim, 2, saved);
 }
 
-/// The sums of the parameters that were not stepped are of the window that was interrupted.
-#[test]
-fn a_panic_in_the_last_micro_batch() {
-    for is_node in [true, false] {
-        let (saved, left) = saved();
-        let optim = saved.1.clone().with_gradient_release();
-        let mut optim = optim.with_first_pass(FirstPass::Small);
-        let sums = grads_of(&saved.0, 9);
-        let model = optim.arm_accumulated(LR, saved.0.clone(), sums);
-        match is_node {
-            true => assert_panics(|| loss(&model, true).backward(), "in backward"),
-            false => fail_at_the_third(&left, || grads_of(&model, 1)),
-        }
-        assert!(optim.try_to_record().is_err());
-        let model = model.load_record(saved.0.clone().into_record());
-        let mut optim = optim.load_record(saved.1.to_record());
-        assert_goes_on(model, &mut optim, saved);
-    }
-}
-
-/// A panic in backward before any parameter is stepped: nothing has happened.
+/// A panic in backward before any parameter is stepped: the optimizer goes on.
 #[test]
 fn a_node_that_panics_first() {
-    for disarms in [false, true] {
-        let (model, mut optim) = started();
-        let mut model = optim.arm(LR, model);
-        let runs = AtomicUsize::new(0);
-        let panics = move |first: &Linear, loss: Tensor<1>| {
-            assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "in backward");
-            loss + first.weight.val().mean()
-        };
-        let loss = checkpoint(&model.first, model.loss(1), panics);
-        assert_panics(|| loss.backward(), "in backward");
-        assert_eq!(model.values(), plain_values(&[0]));
-        if disarms {
-            model = optim.disarm(model);
-        }
-        let model = optim.arm(LR, model);
-        let model = finish(model, &mut optim, 1);
-        assert_goes_on(model, &mut optim, plain(&[0, 1]));
-    }
+    let (model, mut optim) = started();
+    let copy = model.clone();
+    let runs = AtomicUsize::new(0);
+    let panics = move |first: &Linear, loss: Tensor<1>| {
+        assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "in backward");
+        loss + first.weight.val().mean()
+    };
+    let loss = checkpoint(&model.first, model.loss(1), panics);
+    assert_panics(|| optim.backward(LR, loss, model), "in backward");
+    assert_goes_on(copy, &mut optim, plain(&[0]));
 }
