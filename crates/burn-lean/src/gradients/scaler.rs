@@ -7,7 +7,7 @@ lean_arithmetic::loss_scaler_configuration! {
     ///
     /// Keep the weights in 32 bits and cast them to fp16 in the forward pass: gradients of fp16 weights
     /// are fp16, in which dividing by the scale would lose them again. Such weights are refused
-    /// ([`HalfPrecision`](crate::ReleaseError::HalfPrecision)), except [with gradients in
+    /// ([`NotSteppable`](crate::ReleaseError::NotSteppable)), except [with gradients in
     /// f32](crate::ReleaseOptimizer::with_f32_gradients).
 }
 
@@ -18,12 +18,10 @@ lean_arithmetic::loss_scaler_configuration! {
 /// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
 /// falls if a gradient of any has overflowed. One that did not step is not awaited again until it steps.
 /// An optimizer that accumulates must not share one with another that steps more often: its sums would
-/// be of several scales, and a model that is [armed with them](crate::ReleaseOptimizer::arm_accumulated)
-/// is not stepped ([`SeveralScales`](crate::ReleaseError::SeveralScales)). In a step that is not armed,
-/// nothing tells sums from gradients.
+/// be of several scales, which is refused ([`SeveralScales`](crate::ReleaseError::SeveralScales)).
 ///
-/// A step without any scaled loss is refused ([`NotScaled`](crate::ReleaseError::NotScaled)). In a window,
-/// scale the loss of each micro-batch: one that is not scaled, among others that are, is not found.
+/// A pass whose loss was not scaled is refused ([`NotScaled`](crate::ReleaseError::NotScaled)), also
+/// that of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct LossScaler(pub(super) SharedLossScale);
 

@@ -153,9 +153,7 @@ impl ReleaseOptimizer {
         self.check_steps(&survey)?;
         let has_sums = !self.sums.is_empty();
         let pipeline = &self.stepper().pipeline;
-        if has_sums || !grads.is_empty() {
-            pipeline.check_scaled(has_sums)?;
-        }
+        pipeline.check_scaled(has_sums, !grads.is_empty())?;
         let mut params = survey.params.iter().map(|it| &it.param);
         match params.all(|param| param.grad(grads).is_none() || pipeline.may_step(param.id)) {
             true => Ok(survey),
