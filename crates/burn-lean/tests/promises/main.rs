@@ -5,7 +5,7 @@ mod accumulation;
 
 // mod adapters;
 
-// mod clipping;
+mod clipping;
 
 // mod copies;
 
