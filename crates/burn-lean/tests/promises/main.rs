@@ -27,7 +27,8 @@ mod heap;
 
 // mod misc;
 
-// #[cfg(all(feature = "operations", feature = "optim"))] mod mixed_precision;
+#[cfg(all(feature = "operations", feature = "optim"))]
+mod mixed_precision;
 
 // mod modules;
 
