@@ -27,6 +27,15 @@ pub(crate) fn read(weight: &DispatchTensor) {
     lean_timeline::heap::read(|| address(weight));
 }
 
+/// Says where the parameters of a model are before they are stepped: some may have been drawn since the
+/// forward pass began.
+#[cfg(feature = "timeline")]
+pub(crate) fn parameters<M: burn::module::Module>(model: &M) {
+    if lean_timeline::heap::is_recording() {
+        lean_timeline::heap::parameters(&crate::timeline::parameters(model));
+    }
+}
+
 /// Steps a weight with its gradient; `stepped` is the new weight in the result, if there is one.
 #[cfg(feature = "timeline")]
 pub(crate) fn step<T>(
@@ -52,6 +61,8 @@ mod nothing {
     use burn::backend::DispatchTensor;
 
     pub(crate) fn read(_: &DispatchTensor) {}
+
+    pub(crate) fn parameters<M>(_: &M) {}
 
     pub(crate) fn step<T>(
         weight: DispatchTensor,

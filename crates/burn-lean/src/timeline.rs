@@ -33,7 +33,7 @@
 //! # Ok::<(), timeline::RecordError>(())
 //! ```
 //!
-//! A training with plain Burn steps with [`step`], and [`watched`] tells which parameter an activation
+//! A training with plain Burn steps with [`step`]. [`watched`] tells which parameter an activation
 //! belongs to.
 //!
 //! # How it works, and what it costs
@@ -79,7 +79,7 @@ pub fn step<M: Module>(
     if !heap::is_recording() {
         return optim.step(lr, model, grads);
     }
-    heap::parameters(&parameters(&model));
+    marks::parameters(&model);
     model.map(&mut WithPaths::new(&mut Stepper { optim, lr, grads }))
 }
 
@@ -107,11 +107,10 @@ impl PathMapper for Stepper<'_> {
     }
 }
 
-/// A model of plain Burn whose reads of parameters are told to the recording: so an activation has
-/// the path of the parameter that was read last before. The values are the same.
+/// A model whose reads of parameters are told to the recording: so an activation has the path of the
+/// parameter that was read last before. The values are the same, with and without gradient release.
 ///
-/// A model [with gradient release](crate::ReleaseOptimizer) tells by itself. `materialize()` gives
-/// the ordinary model back.
+/// `materialize()` gives the ordinary model back.
 pub fn watched<M: Module>(model: M) -> M {
     model.apply_reparameterization(Watch)
 }
@@ -146,7 +145,7 @@ impl Reparameterization for Watched {
 
 /// The parameters of a model, each with the address of its memory. One that is not initialized yet
 /// is left out: reading it here would change the order in which parameters draw random numbers.
-fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
     struct Parameters(Vec<(Parameter, usize)>);
     impl PathVisitor for Parameters {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
