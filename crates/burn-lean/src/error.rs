@@ -142,18 +142,20 @@ pub enum ReleaseError {
         of: usize,
     },
 
-    /// No loss was scaled since the last step.
+    /// No loss was scaled since the last backward pass.
     #[error(
         "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled \
-         for this step; run backward from `scaler.scale(loss)`"
+         since its last backward pass; run each one from `scaler.scale(loss)`, scaled after the one \
+         before"
     )]
     NotScaled,
 
     /// The losses of micro-batches were scaled by several factors.
     #[error(
-        "another optimizer that shares the `LossScaler` has changed the scale between the \
-         micro-batches of this step, whose sums cannot be unscaled; give this optimizer a \
-         `LossScaler` of its own (`with_loss_scaler`), and begin the window anew, after `take_sums`"
+        "the scale of the loss has changed between the micro-batches of this step, whose sums cannot \
+         be unscaled: another optimizer that shares the `LossScaler` has changed it, or the scaler was \
+         set in between; give this optimizer a `LossScaler` of its own (`with_loss_scaler`), and begin \
+         the window anew, after `take_sums`"
     )]
     SeveralScales,
 

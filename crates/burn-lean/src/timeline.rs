@@ -108,8 +108,9 @@ impl PathMapper for Stepper<'_> {
 }
 
 /// A model whose reads of parameters are told to the recording: so an activation has the path of the
-/// parameter that was read last before. The values are the same. `materialize()` gives the ordinary
-/// model back.
+/// parameter that was read last before. The values are the same, with and without gradient release.
+///
+/// `materialize()` gives the ordinary model back.
 pub fn watched<M: Module>(model: M) -> M {
     model.apply_reparameterization(Watch)
 }

@@ -249,12 +249,26 @@ impl SharedLossScale {
         member.is_some_and(|member| member.is_asked)
     }
 
+    /// Whether a loss was scaled since the optimizer's last step.
+    pub fn has_scale(&self) -> bool {
+        let mut state = self.state();
+        let member = state.member(&self.optimizer);
+        member.is_some_and(|member| member.asked.is_some())
+    }
+
     /// Whether the losses since the optimizer's last step had several scales, because another
     /// optimizer has stepped more often. Sums of their gradients cannot be unscaled.
     pub fn is_mixed(&self) -> bool {
         let mut state = self.state();
         let member = state.member(&self.optimizer);
         member.is_some_and(|member| member.is_mixed)
+    }
+
+    /// Begins a window of micro-batches with the loss that was scaled last.
+    pub fn begin_window(&self) {
+        if let Some(member) = self.state().member(&self.optimizer) {
+            member.is_mixed = false;
+        }
     }
 
     /// Begins another pass of the same step, whose loss must be scaled, too.

@@ -24,6 +24,8 @@ pub(crate) struct Pipeline {
     pub(crate) stops_at_non_finite: bool,
     /// Whether the optimizer gets gradients in f32 of weights in half precision.
     pub(crate) gives_f32: bool,
+    /// Whether the scaler was set within a window of micro-batches: its sums are of another scale.
+    is_set_in_window: bool,
     averages: Averages,
     /// Of the pass that has measured, or of the step so far.
     norms: SquaredNorms,
@@ -96,8 +98,9 @@ impl Pipeline {
         self.forget_measured();
     }
 
-    pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
+    pub(crate) fn set_scaler(&mut self, scaler: LossScaler, has_sums: bool) {
         self.scaler = Some(scaler.0.for_optimizer());
+        self.is_set_in_window = has_sums;
         self.forget_measured();
     }
 
@@ -140,11 +143,22 @@ impl Pipeline {
 
     /// Refuses gradients that the scaler cannot unscale: of a loss that was not scaled, and sums of
     /// several scales.
-    pub(crate) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
+    pub(crate) fn check_scaled(&self, has_sums: bool, has_loss: bool) -> Result<(), ReleaseError> {
         match &self.scaler {
-            Some(scaler) if !scaler.is_asked() => Err(ReleaseError::NotScaled),
-            Some(scaler) if has_sums && scaler.is_mixed() => Err(ReleaseError::SeveralScales),
+            Some(scaler) if has_loss && !scaler.is_asked() => Err(ReleaseError::NotScaled),
+            Some(scaler) if has_sums && !scaler.has_scale() => Err(ReleaseError::NotScaled),
+            Some(scaler) if has_sums && (self.is_set_in_window || scaler.is_mixed()) => {
+                Err(ReleaseError::SeveralScales)
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Begins a window of micro-batches, whose sums are of one scale so far.
+    pub(crate) fn begin_window(&mut self) {
+        self.is_set_in_window = false;
+        if let Some(scaler) = &self.scaler {
+            scaler.begin_window();
         }
     }
 
@@ -203,8 +217,8 @@ impl Pipeline {
         }
     }
 
-    /// Expects the loss of the second pass to be scaled, too.
-    pub(crate) fn begin_second_pass(&self) {
+    /// Expects the next loss of the same step to be scaled, too.
+    pub(crate) fn end_pass(&self) {
         if let Some(scaler) = &self.scaler {
             scaler.begin_pass();
         }

@@ -21,8 +21,8 @@ lean_arithmetic::loss_scaler_configuration! {
 /// be of several scales, and are refused ([`SeveralScales`](crate::ReleaseError::SeveralScales)). Those
 /// of Burn's own accumulator, given to `step`, cannot be told from gradients.
 ///
-/// A step without any scaled loss is refused ([`NotScaled`](crate::ReleaseError::NotScaled)). In a window,
-/// scale the loss of each micro-batch: one that is not scaled, among others that are, is not found.
+/// A pass whose loss was not scaled is refused ([`NotScaled`](crate::ReleaseError::NotScaled)), also
+/// that of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct LossScaler(pub(super) SharedLossScale);
 

@@ -196,7 +196,9 @@ impl ReleaseOptimizer {
             ));
         }
         self.sums = loaded.sums;
-        self.stepper_mut().pipeline.forget_measured();
+        let pipeline = &mut self.stepper_mut().pipeline;
+        pipeline.forget_measured();
+        pipeline.begin_window();
         Ok(())
     }
 }

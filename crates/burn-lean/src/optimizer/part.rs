@@ -258,7 +258,10 @@ impl<'a> Held<'a> {
     fn check<M: Module>(&mut self, model: &M) -> Result<(), ReleaseError> {
         self.survey = self.optimizer.check(model)?;
         let has_sums = !self.optimizer.sums.is_empty();
-        self.optimizer.stepper().pipeline.check_scaled(has_sums)
+        self.optimizer
+            .stepper()
+            .pipeline
+            .check_scaled(has_sums, true)
     }
 
     fn begin(
@@ -395,7 +398,9 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
     }
 
     fn output(self) -> M {
-        self.give_back()
+        let model = self.give_back();
+        // A weight may have come from another replica.
+        model
     }
 
     fn give_back(mut self) -> M {
@@ -415,8 +420,13 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
 
     fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
         let optimizer = &mut *self.held.optimizer;
+        let has_sums = optimizer.has_sums();
+        let pipeline = &mut optimizer.stepper_mut().pipeline;
         // The norm of the window is another one from here on.
-        optimizer.stepper_mut().pipeline.forget_measured();
+        pipeline.forget_measured();
+        if !has_sums {
+            pipeline.begin_window();
+        }
         let in_f32 = optimizer.sums_are_in_f32();
         let found = look(self.model, &self.held.survey, &mut optimizer.sums);
         self.held
@@ -424,7 +434,9 @@ impl<M: Module> sealed::Run for Accumulating<'_, M> {
     }
 
     fn end(&mut self) -> Result<(), ReleaseError> {
-        self.held.end().map(|_| ())
+        self.held.end()?;
+        self.held.optimizer.stepper().pipeline.end_pass();
+        Ok(())
     }
 
     fn output(self) {}

@@ -23,7 +23,8 @@ impl ReleaseOptimizer {
     /// skipped. In one pass, only the parameters whose gradients have overflowed are skipped: see
     /// [`Outcome::Skipped`](crate::Outcome::Skipped).
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
-        self.stepper_mut().pipeline.set_scaler(scaler);
+        let has_sums = self.has_sums();
+        self.stepper_mut().pipeline.set_scaler(scaler, has_sums);
         self
     }
 

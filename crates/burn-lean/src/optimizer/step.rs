@@ -153,9 +153,7 @@ impl ReleaseOptimizer {
         self.check_steps(&survey)?;
         let has_sums = !self.sums.is_empty();
         let pipeline = &self.stepper().pipeline;
-        if has_sums || !grads.is_empty() {
-            pipeline.check_scaled(has_sums)?;
-        }
+        pipeline.check_scaled(has_sums, !grads.is_empty())?;
         Ok(survey)
     }
 

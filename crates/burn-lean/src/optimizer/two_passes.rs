@@ -67,9 +67,10 @@ impl ReleaseOptimizer {
         mut forward: impl FnMut(&M) -> Tensor<1>,
     ) -> Result<(M, Tensor<1>), Refused<M>> {
         let lr = lr.into();
-        let checked = self
-            .check(&model)
-            .and_then(|survey| survey.check_rates(&lr));
+        let checked = self.check(&model).and_then(|survey| {
+            survey.check_rates(&lr)?;
+            self.check_steps(&survey)
+        });
         if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }
@@ -141,7 +142,7 @@ impl ReleaseOptimizer {
             of: entries.len(),
         })?;
         if measured.is_finite() {
-            pipeline.begin_second_pass();
+            pipeline.end_pass();
             return Ok(measured);
         }
         self.sums.clear();

@@ -1,14 +1,10 @@
 //! What burn-lean promises, one module per promise.
-#![allow(dead_code, unused_imports, unused_macros)]
 
 mod accumulation;
 
 mod adapters;
 
-/// In place of the module of tests.
-mod clipping {
-    pub(crate) mod by_hand;
-}
+mod clipping;
 
 mod copies;
 
@@ -32,7 +28,8 @@ mod memory;
 
 mod misc;
 
-// #[cfg(all(feature = "operations", feature = "optim"))] mod mixed_precision;
+#[cfg(all(feature = "operations", feature = "optim"))]
+mod mixed_precision;
 
 mod modules;
 

@@ -16,9 +16,8 @@ fn numbers(tensor: Tensor<1>) -> Vec<f64> {
 /// The weight after a step of SGD with rate 1.
 fn stepped(weight: &[f64], grad: &[f64], dtype: DType, mut optim: ReleaseOptimizer) -> Vec<f64> {
     let weight = Param::from_tensor(tensor(weight, dtype).require_grad());
-    let weight = optim.arm(1.0, weight);
-    let grads = gradients(&weight, (weight.val() * tensor(grad, dtype)).sum());
-    numbers(optim.step(1.0, weight, grads).val())
+    let loss = (weight.val() * tensor(grad, dtype)).sum();
+    numbers(optim.backward(1.0, loss, weight).val())
 }
 
 fn sgd() -> ReleaseOptimizer {

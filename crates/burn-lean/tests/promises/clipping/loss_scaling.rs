@@ -1,7 +1,7 @@
 //! The scale of a loss.
 
 use burn::tensor::FloatDType;
-use burn_lean::LossScaler;
+use burn_lean::{LossScaler, backward};
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::prelude::*;
@@ -93,7 +93,7 @@ fn optim(scaler: &LossScaler) -> ReleaseOptimizer {
 }
 
 /// The scale falls and rises, and the steps that plain Burn skips are skipped as a whole: in two
-/// passes, resumed in between, and of a model that is not armed.
+/// passes, resumed in between, and in an ordinary step.
 #[test]
 fn whole_steps_are_skipped_as_in_plain_burn() {
     for clipping in [None, Some(0.5)] {
@@ -106,9 +106,9 @@ fn whole_steps_are_skipped_as_in_plain_burn() {
             }
             None => optim(scaler),
         };
-        for is_armed in [true, false] {
+        for in_two_passes in [true, false] {
             let mut scaler = scaler();
-            let mut optim = make(&scaler).with_first_pass(FirstPass::Exact);
+            let mut optim = make(&scaler);
             let mut model = net();
             for (step, (weights, scale, has_overflown)) in expected.iter().enumerate() {
                 if step == 31 {
@@ -117,19 +117,19 @@ fn whole_steps_are_skipped_as_in_plain_burn() {
                     scaler = self::scaler();
                     let record = serde_json::from_str(&saved).unwrap();
                     optim = make(&scaler)
-                        .with_first_pass(FirstPass::Exact)
                         .load_gradient_record(record)
                         .load_record(states);
                 }
                 let loss = |model: &Net| scaler.scale(model.loss(step));
-                model = match is_armed {
+                model = match in_two_passes {
                     true => optim.two_passes(RATE, model, loss).0,
                     false => {
                         let grads = gradients(&model, loss(&model));
                         optim.step(RATE, model, grads)
                     }
                 };
-                let what = format!("clipping {clipping:?}, armed {is_armed}, step {step}");
+                let what =
+                    format!("clipping {clipping:?}, two passes {in_two_passes}, step {step}");
                 assert_bits(&bits(&model), weights, &what);
                 let report = optim.last_step().unwrap();
                 assert_eq!(report.loss_scale(), Some(*scale), "{what}");
@@ -151,13 +151,10 @@ fn one_pass_skips_parameters_and_says_so() {
     for step in 0..40 {
         let before = bits(&model);
         let scale = scaler.current();
-        model = optim.arm(RATE, model);
-        let grads = gradients(&model, scaler.scale(model.loss(step)));
-        model = optim.step(RATE, model, grads);
+        model = optim.backward(RATE, scaler.scale(model.loss(step)), model);
         let report = optim.last_step().unwrap();
         let skipped = report.count(Outcome::Skipped);
-        let late = report.count(Outcome::ReleasedLate);
-        let released = report.count(Outcome::Released) + late;
+        let released = report.count(Outcome::Released);
         assert_eq!(skipped + released, PARAMS);
         let after = bits(&model);
         let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count();
@@ -171,125 +168,111 @@ fn one_pass_skips_parameters_and_says_so() {
     assert_eq!(report.count(Outcome::Released), PARAMS);
 }
 
-/// Refused before anything is stepped: of a model that is armed or not, and in either of two passes.
+/// Refused before anything is stepped, in each call and in either of two passes: the sums of the
+/// window stay, and the step can be taken after all.
 #[test]
 fn a_loss_that_was_not_scaled_is_refused() {
-    let scaler = scaler();
-    let mut optim = optim(&scaler);
-    let before = bits(&net());
-    let unscaled = |model: &Net| gradients(model, model.loss(0));
-
-    let model = net();
-    let grads = unscaled(&model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-
-    let model = optim.arm(RATE, refused.into_given().0);
-    let grads = unscaled(&model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let model = optim.disarm(refused.into_given().0);
-    assert_bits(&bits(&model), &before, "refused");
-
-    let none = GradientsParams::new;
-    let refused = optim
-        .try_two_passes(RATE, model, none(), |model| model.loss(0))
-        .unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let model = refused.into_model();
-    assert_bits(&bits(&model), &before, "refused");
-
-    // By hand: the second pass forgets the scale.
-    let model = optim.try_arm_to_measure(model, none()).unwrap();
-    let grads = gradients(&model, scaler.scale(model.loss(0)));
-    optim.try_measured(&model, grads).unwrap();
-    let model = optim.arm(RATE, model);
-    let grads = unscaled(&model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let model = optim.disarm(refused.into_given().0);
-    assert_bits(&bits(&model), &before, "refused");
-
-    let (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(0)));
-    assert_ne!(bits(&model), before);
-}
-
-/// The sums of the window come back, and the step can be taken after all.
-#[test]
-fn sums_survive_a_loss_that_was_not_scaled() {
     let run = |forgets: bool| {
         let scaler = scaler();
         let mut optim = optim(&scaler);
         let mut model = net();
-        let mut sums = gradients(&model, scaler.scale(model.loss(1)));
+        let loss = |model: &Net, batch| scaler.scale(model.loss(batch));
         // Each step takes the scale anew.
-        let nothing = gradients(&model, scaler.scale(model.loss(5) * 0.0));
-        model = optim.step(RATE, model, nothing);
+        model = optim.backward(RATE, loss(&model, 5) * 0.0, model);
+        for batch in [1, 3] {
+            if forgets {
+                let refused = optim.try_accumulate(model.loss(batch), &model);
+                let refused = refused.unwrap_err();
+                assert_eq!(*refused.error(), ReleaseError::NotScaled);
+                assert!(refused.into_given().1.is_some());
+            }
+            optim.accumulate(loss(&model, batch), &model);
+        }
+        let before = bits(&model);
+        // By hand: the second pass forgets the scale.
+        optim.measure(loss(&model, 2), &model);
         if forgets {
-            let before = bits(&model);
-            model = optim.arm_accumulated(RATE, model, sums);
-            let grads = gradients(&model, model.loss(2));
-            let refused = optim.try_step(RATE, model, grads).unwrap_err();
+            let refused = optim.try_backward(RATE, model.loss(2), model).unwrap_err();
             assert_eq!(*refused.error(), ReleaseError::NotScaled);
-            let refused = optim.try_disarm(refused.into_given().0).unwrap_err();
-            assert_eq!(*refused.error(), ReleaseError::Accumulated);
-            (model, sums) = optim.try_disarm_accumulated(refused.into_model()).unwrap();
-            assert_eq!(sums.len(), PARAMS);
+            let (again, loss) = refused.into_given();
+            assert!(loss.is_some());
+            let grads = gradients(&again, again.loss(2));
+            let refused = optim.try_step(RATE, again, grads).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::NotScaled);
+            let (again, grads) = refused.into_given();
+            assert_eq!(grads.len(), PARAMS);
+            let forward = |model: &Net| model.loss(2);
+            let refused = optim.try_two_passes(RATE, again, forward).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::NotScaled);
+            model = refused.into_model();
             assert_bits(&bits(&model), &before, "refused");
         }
-        model = optim.arm_accumulated(RATE, model, sums);
-        let grads = gradients(&model, scaler.scale(model.loss(2)));
-        bits(&optim.step(RATE, model, grads))
+        bits(&optim.backward(RATE, loss(&model, 2), model))
     };
     assert_bits(&run(true), &run(false), "after all");
 }
 
-/// No parameter was stepped: the sums of the window are there for the next try.
+/// Of a window that goes on from a record, nothing was scaled in this run.
 #[test]
-fn sums_survive_an_overflow_of_all_gradients() {
-    let scaler = scaler();
-    let start = net();
-    let sums = || gradients(&start, scaler.scale(start.loss(1)));
-    let run = |overflows: Option<bool>| {
-        let mut optim = optim(&scaler);
-        let mut model = optim.arm_accumulated(RATE, start.clone(), sums());
-        if let Some(is_disarmed) = overflows {
-            let overflown = gradients(&model, scaler.scale(model.loss(3) * f64::INFINITY));
-            assert_eq!(overflown.len(), PARAMS);
-            if is_disarmed {
-                let sums;
-                (model, sums) = optim.try_disarm_accumulated(model).unwrap();
-                assert_eq!(sums.len(), PARAMS);
-                model = optim.arm_accumulated(RATE, model, sums);
-            } else {
-                model = optim.arm(RATE, model);
-            }
-        }
-        let grads = gradients(&model, scaler.scale(model.loss(2)));
-        bits(&optim.step(RATE, model, grads))
-    };
-    let expected = run(None);
-    assert_bits(&run(Some(true)), &expected, "disarmed");
-    assert_bits(&run(Some(false)), &expected, "armed again");
+fn sums_alone_are_not_unscaled() {
+    let (scaler, model) = (scaler(), net());
+    let mut before = optim(&scaler);
+    before.accumulate(scaler.scale(model.loss(0)), &model);
+    let mut optim = optim(&self::scaler());
+    let sums = before.sums_to_record(&model);
+    optim.load_sums(&model, sums).unwrap();
+    let none = GradientsParams::new();
+    let refused = optim.try_step(RATE, model, none).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    assert!(optim.has_sums());
 }
 
-/// Passes by hand, of which the first finds an overflow.
+/// A step that overflows as a whole ends its window, whichever call finds that: the sums are gone,
+/// the scale falls, and no weight changes. So it is with PyTorch.
 #[test]
-fn an_overflow_that_was_measured_is_stepped_over() {
-    let scaler = LossScalerConfig::new().with_init_scale(1e30).init();
-    let mut optim = optim(&scaler);
-    let none = GradientsParams::new;
-    let model = optim.try_arm_to_measure(net(), none()).unwrap();
-    let grads = gradients(&model, scaler.scale(model.loss(0)));
-    let norm = optim.try_measured(&model, grads).unwrap();
-    assert!(!norm.is_finite());
-    let refused = optim.try_arm(RATE, model).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::Overflown);
-    let model = optim.step(RATE, refused.into_model(), none());
-    assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), PARAMS);
-    assert_eq!(scaler.current(), 0.5e30);
-    assert!(!optim.is_armed());
-    assert_bits(&bits(&model), &bits(&net()), "skipped");
+fn an_overflow_ends_the_window() {
+    type Step = fn(&mut ReleaseOptimizer, Net, Tensor<1>) -> Net;
+    let ways: [Step; 4] = [
+        |optim, model, loss| optim.backward(RATE, loss, model),
+        |optim, model, loss| {
+            let grads = gradients(&model, loss);
+            optim.step(RATE, model, grads)
+        },
+        |optim, model, loss| {
+            assert!(!optim.measure(loss, &model).is_finite());
+            model
+        },
+        |optim, model, loss| {
+            let (model, value) = optim.two_passes(RATE, model, |_| loss.clone());
+            assert!(!value.into_scalar::<f32>().is_finite());
+            model
+        },
+    ];
+    for step in ways {
+        let scaler = scaler();
+        let mut optim = optim(&scaler);
+        let mut model = net();
+        optim.accumulate(scaler.scale(model.loss(1)), &model);
+        let overflown = scaler.scale(model.loss(3) * f64::INFINITY);
+        model = step(&mut optim, model, overflown);
+        let report = optim.last_step().unwrap();
+        assert_eq!(report.count(Outcome::Skipped), PARAMS);
+        assert_eq!((report.in_place(), report.grad_norm()), (0, None));
+        assert_eq!(report.loss_scale(), Some(1024.0));
+        assert_eq!(scaler.current(), 512.0);
+        assert!(!optim.has_sums());
+        assert_bits(&bits(&model), &bits(&net()), "skipped");
+        // As if nothing had been.
+        model = optim.backward(RATE, scaler.scale(model.loss(2)), model);
+        let expected = plain_step_of(&mut adam().init(), net(), |model| model.loss(2));
+        assert_bits(&bits(&model), &bits(&expected), "after it");
+    }
+}
+
+fn plain_step_of(optim: &mut ModuleOptimizer, model: Net, loss: impl Fn(&Net) -> Tensor<1>) -> Net {
+    let mut grads = gradients(&model, loss(&model) * 512.0);
+    scale(&model, &mut grads, 1.0 / 512.0);
+    optim.step(RATE, model, grads)
 }
 
 /// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
@@ -307,22 +290,20 @@ fn two_optimizers_share_a_scaler() {
     let mut scales = Vec::new();
     // The gradient of the second overflows in the third step.
     for (step, factor) in [1.0, 1.0, 1e38, 1.0].into_iter().enumerate() {
-        let is_armed = step % 2 == 1;
         let [first, second] = models;
-        let mut pair = [first, second];
-        if is_armed {
-            let [first, second] = pair;
-            pair = [optims[0].arm(1.0, first), optims[1].arm(1.0, second)];
-        }
-        let sums = pair.each_ref().map(|model| model[0].val().sum());
-        let [first, second] = sums;
-        let mut grads = scaler.scale(first + second * factor).backward();
-        let [first, second] = pair;
-        let of_first = GradientsParams::from_module(&mut grads, &first);
-        let of_second = GradientsParams::from_module(&mut grads, &second);
-        let first = optims[0].step(1.0, first, of_first);
-        let second = optims[1].step(1.0, second, of_second);
-        models = [first, second];
+        let loss = scaler.scale(first[0].val().sum() + second[0].val().sum() * factor);
+        let [one, other] = &mut optims;
+        models = if step % 2 == 0 {
+            let parts = (one.stepping(1.0, first), other.stepping(1.0, second));
+            let ((first, second), _) = backward(loss, parts);
+            [first, second]
+        } else {
+            let mut grads = loss.backward();
+            let of_first = GradientsParams::from_module(&mut grads, &first);
+            let of_second = GradientsParams::from_module(&mut grads, &second);
+            let first = one.step(1.0, first, of_first);
+            [first, other.step(1.0, second, of_second)]
+        };
         let used = optims
             .each_ref()
             .map(|optim| optim.last_step().unwrap().loss_scale());
@@ -356,52 +337,59 @@ fn two_optimizers_share_a_scaler() {
     assert_eq!(scaler.current(), 4096.0);
 }
 
-/// One that accumulates beside one that steps in each micro-batch, whose gradient overflows.
+/// One that accumulates beside one that steps in each micro-batch, whose gradient overflows; and a
+/// scaler that is set within a window.
 #[test]
 fn sums_of_several_scales_are_refused() {
-    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    type Vector = Vec<Param<Tensor<1>>>;
     let sgd = || SgdConfig::new().init().with_gradient_release();
-    let [mut often, mut rarely] = [(); 2].map(|()| sgd().with_loss_scaler(scaler.clone()));
     let vector = || vec![Param::from_tensor(Tensor::<1>::zeros([3], &flex()))];
-    let first = |model: &Vec<Param<Tensor<1>>>| model[0].val().mean().into_scalar::<f32>();
-    let scaled = |model: &Vec<Param<Tensor<1>>>, factor: f64| {
-        gradients(model, scaler.scale(model[0].val().sum() * factor))
+    let weight = |model: &Vector| model[0].val().mean().into_scalar::<f32>();
+    let loss = |model: &Vector, scaler: &LossScaler, factor: f64| {
+        scaler.scale(model[0].val().sum() * factor)
     };
+    let shared = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let [mut often, mut rarely] = [(); 2].map(|()| sgd().with_loss_scaler(shared.clone()));
     let (mut one, mut other) = (vector(), vector());
-    let mut accumulator = ReleaseAccumulator::new();
+    let mut refused = Vec::new();
     for factor in [1e38, 1.0, 1.0] {
-        let grads = scaled(&one, factor);
-        one = often.step(1.0, one, grads);
-        other = accumulator.arm(other);
-        let grads = scaled(&other, 1.0);
-        accumulator.accumulate(&other, grads);
+        one = often.backward(1.0, loss(&one, &shared, factor), one);
+        let accumulated = rarely.try_accumulate(loss(&other, &shared, 1.0), &other);
+        refused.push(accumulated.is_err());
     }
-    assert_eq!(scaler.current(), 512.0);
-    other = rarely.arm_accumulated(1.0, other, accumulator.grads());
-    let grads = scaled(&other, 1.0);
-    let refused = rarely.try_step(1.0, other, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::SeveralScales);
-    let refused = rarely.try_disarm_accumulated(refused.into_given().0);
-    (other, _) = refused.unwrap();
-    assert_eq!(first(&other), 0.0);
+    assert_eq!(shared.current(), 512.0);
+    assert_eq!(refused, [false, true, true]);
+    let last = loss(&other, &shared, 1.0);
+    let refused = rarely.try_backward(1.0, last, other).unwrap_err();
+    assert_error!(refused.error(), SeveralScales, "`take_sums`");
+    other = refused.into_model();
+    // A window that begins anew is of one scale.
+    assert_eq!(rarely.take_sums(&other).len(), 1);
+    rarely.accumulate(loss(&other, &shared, 1.0), &other);
+    other = rarely.backward(1.0, loss(&other, &shared, 1.0), other);
+    assert_eq!(weight(&other), -2.0);
 
-    // Without sums, its gradients are of one scale, whatever the other does.
-    for factor in [1e38, 1.0] {
-        let grads = scaled(&one, factor);
-        one = often.step(1.0, one, grads);
+    for before in [None, Some(shared)] {
+        let mut optim = sgd();
+        if let Some(scaler) = &before {
+            optim = optim.with_loss_scaler(scaler.clone());
+        }
+        let unscaled = other[0].val().sum();
+        let first = before.map_or(unscaled, |scaler| loss(&other, &scaler, 1.0));
+        optim.accumulate(first, &other);
+        let own = LossScalerConfig::new().init();
+        let mut optim = optim.with_loss_scaler(own.clone());
+        let refused = optim.try_accumulate(loss(&other, &own, 1.0), &other);
+        let refused = refused.unwrap_err();
+        assert_error!(refused.error(), SeveralScales, "`take_sums`");
+        let none = GradientsParams::new();
+        let refused = optim.try_step(1.0, other.clone(), none).unwrap_err();
+        assert_error!(refused.error(), SeveralScales);
+        optim.take_sums(&other);
+        optim.accumulate(loss(&other, &own, 1.0), &other);
+        let stepped = optim.backward(1.0, loss(&other, &own, 1.0), other.clone());
+        assert_eq!(weight(&stepped), -4.0);
     }
-    other = rarely.arm(1.0, other);
-    let grads = scaled(&other, 1.0);
-    other = rarely.step(1.0, other, grads);
-    assert_eq!(first(&other), -1.0);
-    // The way out that the refusal names.
-    let own = LossScalerConfig::new().init();
-    rarely = rarely.with_loss_scaler(own.clone());
-    let sums = gradients(&other, own.scale(other[0].val().sum()));
-    other = rarely.arm_accumulated(1.0, other, sums);
-    let grads = gradients(&other, own.scale(other[0].val().sum()));
-    other = rarely.step(1.0, other, grads);
-    assert_eq!(first(&other), -3.0);
 }
 
 /// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for
@@ -414,12 +402,12 @@ fn the_scale_has_a_floor_and_a_ceiling() {
     let mut model = net();
     let mut skipped = 0;
     let error = loop {
-        let grads = gradients(&model, scaler.scale(model.loss(0) * f32::NAN));
-        match optim.try_step(RATE, model, grads) {
+        let loss = scaler.scale(model.loss(0) * f32::NAN);
+        match optim.try_backward(RATE, loss, model) {
             Ok(stepped) => model = stepped,
             Err(refused) => {
                 let error = refused.error().clone();
-                model = refused.into_given().0;
+                model = refused.into_model();
                 break error;
             }
         }
@@ -428,9 +416,6 @@ fn the_scale_has_a_floor_and_a_ceiling() {
     };
     let least = 2.0_f64.powi(-24);
     assert_eq!(error, ReleaseError::LossScale { scale: least });
-    let refused = optim.try_arm(RATE, model).unwrap_err();
-    assert_eq!(*refused.error(), error);
-    let model = refused.into_model();
     assert_bits(&bits(&model), &before, "refused");
     // The way out that it names.
     let new = LossScalerConfig::new().init();
@@ -462,10 +447,9 @@ fn small_gradients_survive() {
     // The first weight after a step at rate one: minus its gradient.
     let stepped = |mut optim: ReleaseOptimizer, loss: &dyn Fn(Tensor<1>) -> Tensor<1>| -> f32 {
         let model: Vector = vec![Param::from_tensor(Tensor::zeros([3], &flex()))];
-        let model = optim.arm(1.0, model);
         let half = model[0].val().cast(FloatDType::F16);
-        let grads = gradients(&model, loss(half.cast(FloatDType::F32).sum() * 1e-9));
-        let model = optim.step(1.0, model, grads);
+        let loss = loss(half.cast(FloatDType::F32).sum() * 1e-9);
+        let model = optim.backward(1.0, loss, model);
         let values = model[0].val().into_data();
         values.iter::<f32>().next().unwrap()
     };
@@ -490,15 +474,14 @@ fn weights_in_bf16_are_stepped_as_without_a_scale() {
         let mut model = vec![Param::from_tensor(weight.detach().require_grad())];
         let mut norms = Vec::new();
         for step in 0..5 {
-            model = optim.arm(RATE, model);
             let x = numbers([3, 4], step, &flex()).cast(FloatDType::BF16);
             let x = x.matmul(model[0].val()).cast(FloatDType::F32);
             let loss = x.square().sum();
-            let grads = match &scaler {
-                Some(scaler) => gradients(&model, scaler.scale(loss)),
-                None => gradients(&model, loss),
+            let loss = match &scaler {
+                Some(scaler) => scaler.scale(loss),
+                None => loss,
             };
-            model = optim.step(RATE, model, grads);
+            model = optim.backward(RATE, loss, model);
             norms.push(optim.last_step().unwrap().grad_norm().unwrap());
         }
         (bits(&model), norms)
@@ -512,40 +495,14 @@ fn weights_in_fp16_are_refused() {
     let scaler = scaler();
     let mut optim = optim(&scaler);
     let model = map_numbers(net(), |weight| weight.cast(FloatDType::F16));
-    let refused = optim.try_arm(RATE, model).unwrap_err();
-    let expected = ReleaseError::HalfPrecision {
-        path: "layers.0.weight".into(),
-    };
-    assert_eq!(*refused.error(), expected);
-    let refused = optim
-        .try_two_passes(RATE, refused.into_model(), GradientsParams::new(), |_| {
-            unreachable!("refused before")
-        })
-        .unwrap_err();
-    assert_eq!(*refused.error(), expected);
+    let loss = scaler.scale(model.layers[0].weight.val().sum());
+    let refused = optim.try_backward(RATE, loss, model).unwrap_err();
+    assert_error!(refused.error(), NotSteppable, "`with_f32_gradients`");
     let (model, _) = refused.into_given();
-    let refused = optim
-        .try_step(RATE, model, GradientsParams::new())
-        .unwrap_err();
-    assert_eq!(*refused.error(), expected);
-}
-
-/// Of a window that goes on from a record, nothing was scaled in this run.
-#[test]
-fn sums_alone_are_not_unscaled() {
-    let (mut optim, mut other) = (optim(&scaler()), optim(&scaler()));
-    let model = net();
-    let sums = gradients(&model, model.loss(0));
-    let model = optim.arm_accumulated(RATE, model, sums);
-    let refused = optim.try_step(RATE, model, GradientsParams::new());
-    let refused = refused.unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let model = refused.into_model();
-    let (model, sums) = optim.try_disarm_accumulated(model).unwrap();
-    assert_eq!(sums.len(), PARAMS);
-    // Nor are those that an optimizer that is gone has left.
-    let model = optim.arm_accumulated(RATE, model, sums);
-    drop(optim);
-    let refused = other.try_step(RATE, model, GradientsParams::new());
-    assert_eq!(*refused.unwrap_err().error(), ReleaseError::NotScaled);
+    let forward = |_: &Net| unreachable!("refused before");
+    let refused = optim.try_two_passes(RATE, model, forward).unwrap_err();
+    assert_error!(refused.error(), NotSteppable, "layers.0.weight");
+    let (model, none) = (refused.into_model(), GradientsParams::new());
+    let refused = optim.try_step(RATE, model, none).unwrap_err();
+    assert_error!(refused.error(), NotSteppable, "in fp16");
 }

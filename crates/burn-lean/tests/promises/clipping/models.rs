@@ -6,6 +6,21 @@ use burn::tensor::Distribution;
 use burn_lean::checkpoint_encoder;
 
 use crate::harness::prelude::*;
+use crate::harness::zero_linear;
+
+/// Bytes of the largest gradient of [`deep`].
+pub(super) const LARGEST: usize = 4 * 256 * 256;
+
+/// Many equal layers, whose gradients are much more than one.
+pub(super) fn deep(device: &Device) -> Vec<Linear> {
+    (0..24).map(|_| zero_linear(256, 256, device)).collect()
+}
+
+pub(super) fn deep_loss(layers: &[Linear], step: usize) -> Tensor<1> {
+    let x = numbers([2, 256], step, &flex());
+    let layer = |x: Tensor<2>, layer: &Linear| x.clone() + layer.forward(x).tanh() * 0.05;
+    layers.iter().fold(x, layer).square().mean()
+}
 
 #[derive(Module, Debug)]
 pub(super) struct Encoder {

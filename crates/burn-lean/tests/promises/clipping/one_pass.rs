@@ -1,8 +1,9 @@
 //! The rules that need no second pass. Their numbers are compared with the papers' in `reference`.
 
 use super::by_hand::gradients;
+use super::models::{LARGEST, deep, deep_loss};
 use crate::harness::prelude::*;
-use crate::memory::{deep, forward, peak_of};
+use crate::heap::peak_of;
 
 const STEPS: usize = 68;
 const RATE: f64 = 0.05;
@@ -19,7 +20,7 @@ fn optim(clipping: NormClipping) -> ReleaseOptimizer {
 
 /// Spikes among the gradients, and half way a resume with a record that was saved.
 #[test]
-fn armed_steps_are_the_ordinary_ones() {
+fn released_steps_are_the_ordinary_ones() {
     let adaptive = AdaptiveClippingConfig::new().with_clip_factor(0.05);
     let auto = AutoClipConfig::new().with_percentile(25.0);
     for clipping in [
@@ -35,15 +36,9 @@ fn armed_steps_are_the_ordinary_ones() {
                 let record = serde_json::from_str(&saved).unwrap();
                 release = optim(clipping).load_gradient_record(record);
             }
-            model = release.arm(RATE, model);
-            let grads = gradients(&model, loss(&model, step));
-            model = release.step(RATE, model, grads);
+            model = release.backward(RATE, loss(&model, step), model);
             let report = release.last_step().unwrap();
-            // Of an optimizer without states the first pass is late, and so is the first after a
-            // resume.
-            let late = if step % (STEPS / 2) == 0 { PARAMS } else { 0 };
-            assert_eq!(report.count(Outcome::ReleasedLate), late);
-            assert_eq!(report.count(Outcome::Released), PARAMS - late);
+            assert_eq!(report.count(Outcome::Released), PARAMS);
 
             let grads = gradients(&ordinary, loss(&ordinary, step));
             ordinary = ordinary_optim.step(RATE, ordinary, grads);
@@ -69,9 +64,7 @@ fn auto_clip_remembers_norms_of_any_size() {
                 let record = serde_json::from_str(&saved).unwrap();
                 optim = optim.load_gradient_record(record);
             }
-            model = optim.arm(RATE, model);
-            let grads = gradients(&model, model.loss(step) * factor);
-            model = optim.step(RATE, model, grads);
+            model = optim.backward(RATE, model.loss(step) * factor, model);
         }
         bits(&model)
     };
@@ -87,13 +80,8 @@ fn takes_the_memory_of_one_gradient_more() {
     let peak = |mut optim: ReleaseOptimizer| {
         let mut model = seeded(&flex(), deep);
         let mut last = 0;
-        // The second one has the orders of the first.
         for step in 0..2 {
-            (model, last) = peak_of(|| {
-                let model = optim.arm(RATE, model);
-                let grads = gradients(&model, forward(&model, 2, step));
-                optim.step(RATE, model, grads)
-            });
+            (model, last) = peak_of(|| optim.backward(RATE, deep_loss(&model, step), model));
         }
         last
     };
@@ -101,7 +89,6 @@ fn takes_the_memory_of_one_gradient_more() {
         let sgd = || SgdConfig::new().init().with_gradient_release();
         let adaptive = NormClipping::Adaptive(AdaptiveClippingConfig::new());
         let auto = NormClipping::AutoClip(AutoClipConfig::new());
-        let gradient = 4 * 128 * 512;
         let plain = peak(sgd());
         for (what, optim) in [
             ("adaptive clipping", optim(adaptive)),
@@ -110,7 +97,7 @@ fn takes_the_memory_of_one_gradient_more() {
         ] {
             let found = peak(optim);
             println!("{what}: {found} bytes, {plain} without");
-            assert!(found <= plain + gradient + gradient / 8, "{what}");
+            assert!(found <= plain + LARGEST + LARGEST / 8, "{what}");
         }
     });
 }

@@ -106,14 +106,13 @@ fn the_global_norm_is_exact() {
 fn the_norm_of_several_gradients_is_exact() {
     for (sizes, norm) in [([2f64.powi(73), 1.0], 2f64.powi(73)), ([1.0, 1e-25], 1.0)] {
         let model = sizes.map(|_| weight([0.0; 2], [2], DType::F32));
-        let mut optim = sgd().with_grad_norm().with_first_pass(FirstPass::Exact);
-        let model = optim.arm(1.0, model.to_vec());
+        let mut optim = sgd().with_grad_norm();
         let losses = model
             .iter()
             .zip(sizes)
             .map(|(weight, size)| loss(weight, size));
-        let grads = gradients(&model, losses.reduce(|sum, loss| sum + loss).unwrap());
-        optim.step(1.0, model, grads);
+        let loss = losses.reduce(|sum, loss| sum + loss).unwrap();
+        optim.backward(1.0, loss, model.to_vec());
         assert_eq!(optim.last_step().unwrap().grad_norm(), Some(5.0 * norm));
     }
 }
@@ -124,18 +123,17 @@ fn finite_gradients_are_stepped_with() {
     for size in [2f64.powi(73), 2f64.powi(125)] {
         let scaler = LossScalerConfig::new().with_init_scale(1.0).init();
         for mut optim in [stops(), sgd().with_loss_scaler(scaler.clone())] {
-            let model = optim.arm(1.0, weight([0.0; 2], [2], DType::F32));
+            let model = weight([0.0; 2], [2], DType::F32);
             let loss = scaler.scale(loss(&model, size));
-            let grads = gradients(&model, loss);
-            let model = optim.step(1.0, model, grads);
+            let model = optim.backward(1.0, loss, model);
             assert_eq!(numbers(model.val()), [-3.0 * size, -4.0 * size]);
         }
     }
     for grad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
         let mut optim = stops();
-        let model = optim.arm(1.0, weight([0.0; 2], [2], DType::F32));
-        let grads = gradients(&model, loss(&model, grad));
-        let refused = optim.try_step(1.0, model, grads).unwrap_err();
+        let model = weight([0.0; 2], [2], DType::F32);
+        let refused = optim.try_backward(1.0, loss(&model, grad), model);
+        let refused = refused.unwrap_err();
         assert_error!(refused.error(), NonFinite);
     }
 }
@@ -148,9 +146,7 @@ fn auto_clip_scales_to_the_percentile() {
         let mut optim = sgd().with_norm_clipping(clipping);
         let mut model = weight([0.0; 2], [2], DType::F32);
         for size in [size, 2.0 * size] {
-            model = optim.arm(1.0, model);
-            let grads = gradients(&model, loss(&model, size));
-            model = optim.step(1.0, model, grads);
+            model = optim.backward(1.0, loss(&model, size), model);
         }
         // The first, and 4.5 and 6 of the second.
         assert_eq!(numbers(model.val()), [-7.5 * size, -10.0 * size]);
@@ -166,9 +162,7 @@ fn adaptive_clipping_scales_units_to_their_weights() {
         for size in sizes(dtype) {
             let stepped = |weight: Param<Tensor<1>>| {
                 let mut optim = sgd().with_norm_clipping(clipping);
-                let weight = optim.arm(1.0, weight);
-                let grads = gradients(&weight, loss(&weight, size));
-                optim.step(1.0, weight, grads)
+                optim.backward(1.0, loss(&weight, size), weight)
             };
             // The weight is the gradient times a power of two: both have its direction.
             let found = numbers(stepped(weight([0.75, 1.0], [2], dtype)).val());
@@ -177,9 +171,8 @@ fn adaptive_clipping_scales_units_to_their_weights() {
         }
     }
     let mut optim = sgd().with_norm_clipping(clipping);
-    let model = optim.arm(1.0, weight([1.0, 2.0], [1, 2], DType::F32));
-    let grads = gradients(&model, loss(&model, 2f64.powi(125)));
-    let model = optim.step(1.0, model, grads);
+    let model = weight([1.0, 2.0], [1, 2], DType::F32);
+    let model = optim.backward(1.0, loss(&model, 2f64.powi(125)), model);
     assert_near(&numbers(model.val()), [0.99, 1.98], DType::F32);
 }
 
@@ -190,9 +183,8 @@ fn adaptive_clipping_has_the_norm_of_small_weights() {
     let config = AdaptiveClippingConfig::new().with_eps(1e-30);
     let mut optim = sgd().with_norm_clipping(NormClipping::Adaptive(config));
     let size = 2f64.powi(-84);
-    let model = optim.arm(1.0, weight([3.0 * size, 4.0 * size], [2], DType::F32));
-    let grads = gradients(&model, loss(&model, 1.0));
-    let model = optim.step(1.0, model, grads);
+    let model = weight([3.0 * size, 4.0 * size], [2], DType::F32);
+    let model = optim.backward(1.0, loss(&model, 1.0), model);
     let expected = [3.0, 4.0].map(|number| 0.99 * number * size);
     assert_near(&numbers(model.val()), expected, DType::F32);
 }

@@ -75,14 +75,15 @@ fn optim(clipping: NormClipping) -> ReleaseOptimizer {
     optim.with_norm_clipping(clipping)
 }
 
-/// One step with these gradients, armed or not.
-fn step(optim: &mut ReleaseOptimizer, mut model: Model, grads: &[Values], is_armed: bool) -> Model {
-    if is_armed && optim.needs_two_passes() {
+/// One step with these gradients: inside backward, or Burn's own.
+fn step(optim: &mut ReleaseOptimizer, model: Model, grads: &[Values], is_inside: bool) -> Model {
+    if is_inside && optim.needs_two_passes() {
         return optim.two_passes(1.0, model, |model| model.loss(grads)).0;
     }
-    if is_armed {
-        model = optim.arm(1.0, model);
+    let loss = model.loss(grads);
+    if is_inside {
+        return optim.backward(1.0, loss, model);
     }
-    let grads = gradients(&model, model.loss(grads));
+    let grads = gradients(&model, loss);
     optim.step(1.0, model, grads)
 }

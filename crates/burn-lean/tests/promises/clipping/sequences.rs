@@ -1,10 +1,14 @@
-//! Each call at each moment of a step in two passes.
+//! Each call at each moment of a step in two passes, and settings that no step can be taken with.
 
-use super::by_hand::clip_global;
+use burn_lean::LossScaler;
+
+use super::by_hand::{global_norm, gradients, scale};
 use crate::harness::prelude::*;
 use crate::small::kind;
 
 const MAX_NORM: f64 = 0.1;
+/// It falls in the walk, far from its least.
+const SCALE: f64 = (1_u64 << 60) as f64;
 
 fn clipping(max_norm: f64) -> NormClipping {
     NormClipping::GlobalNorm { max_norm }
@@ -16,324 +20,243 @@ fn optim() -> ReleaseOptimizer {
         .with_norm_clipping(clipping(MAX_NORM))
 }
 
-fn arm_to_measure(optim: &mut ReleaseOptimizer, model: Small) -> Small {
-    let none = GradientsParams::new();
-    optim.try_arm_to_measure(model, none).unwrap()
-}
-
-fn measure(optim: &mut ReleaseOptimizer, model: Small) -> Small {
-    let model = arm_to_measure(optim, model);
-    let grads = grads_of(&model, 0);
-    optim.try_measured(&model, grads).unwrap();
-    model
-}
-
-/// A whole step, whatever came before, comes to the weights of plain Burn.
-#[track_caller]
-fn finishes(mut optim: ReleaseOptimizer, model: Small) {
-    let model = measure(&mut optim, model);
-    let model = optim.arm(LR, model);
-    let grads = grads_of(&model, 0);
-    let model = optim.step(LR, model, grads);
-    let plain = small();
-    let mut grads = grads_of(&plain, 0);
-    clip_global(&plain, &mut grads, MAX_NORM);
-    let plain = adamw().step(LR, plain, grads);
-    assert_bits(&bits(&model), &bits(&plain), "a step after all");
-}
-
-/// How far a step has come, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-enum Moment {
-    Ordinary,
-    /// Armed to measure.
-    Measuring,
-    /// The first backward has run.
-    Backward,
-    Measured,
-    /// Armed to step.
-    Armed,
-    Stepped,
-}
-
-/// The optimizer, the model and the gradients at a moment.
-fn at(moment: Moment) -> (ReleaseOptimizer, Small, GradientsParams) {
-    let (mut optim, mut model, mut grads) = (optim(), small(), GradientsParams::new());
-    if moment >= Moment::Measuring {
-        model = arm_to_measure(&mut optim, model);
-    }
-    if moment >= Moment::Backward {
-        grads = grads_of(&model, 0);
-    }
-    if moment >= Moment::Measured {
-        let grads = std::mem::take(&mut grads);
-        optim.try_measured(&model, grads).unwrap();
-    }
-    if moment >= Moment::Armed {
-        model = optim.arm(LR, model);
-    }
-    if moment >= Moment::Stepped {
-        let grads = grads_of(&model, 0);
-        model = optim.step(LR, model, grads);
-    }
-    (optim, model, grads)
-}
-
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
-    Arm,
+    Accumulate,
+    Measure,
+    /// A gradient that is not finite.
+    MeasureOverflow,
+    Backward,
+    /// With gradients that exist already.
     Step,
-    /// Ends the pass that measures.
-    Measured,
+    StepWithSums,
+    TwoPasses,
+    /// The sums are saved, taken and loaded.
+    LoadSums,
+    TakeSums,
+    LoadRecord,
+    SetClipping,
+    ThrowForwardAway,
 }
 
-/// A refused call changes nothing: the step can be taken after all.
-#[test]
-fn calls_at_the_wrong_moment_are_refused() {
-    let refused = [
-        (Call::Arm, Moment::Ordinary, "NotMeasured"),
-        (Call::Arm, Moment::Measuring, "NotMeasured"),
-        (Call::Arm, Moment::Backward, "NotMeasured"),
-        (Call::Arm, Moment::Stepped, "NotMeasured"),
-        (Call::Step, Moment::Measuring, "OnlyMeasured"),
-        (Call::Step, Moment::Backward, "OnlyMeasured"),
-        (Call::Step, Moment::Measured, "OnlyMeasured"),
-        (Call::Step, Moment::Armed, "NoForward"),
-        (Call::Measured, Moment::Ordinary, "NotMeasuring"),
-        (Call::Measured, Moment::Measuring, "NoForward"),
-        (Call::Measured, Moment::Measured, "NotMeasuring"),
-        (Call::Measured, Moment::Armed, "NotMeasuring"),
-        (Call::Measured, Moment::Stepped, "NotMeasuring"),
-    ];
-    for (call, moment, expected) in refused {
-        let (mut optim, model, grads) = at(moment);
-        let (error, model, grads) = match call {
-            Call::Arm => {
-                let refused = optim.try_arm(LR, model).unwrap_err();
-                (refused.error().clone(), refused.into_model(), grads)
+const CALLS: [Call; 12] = [
+    Call::Accumulate,
+    Call::Measure,
+    Call::MeasureOverflow,
+    Call::Backward,
+    Call::Step,
+    Call::StepWithSums,
+    Call::TwoPasses,
+    Call::LoadSums,
+    Call::TakeSums,
+    Call::LoadRecord,
+    Call::SetClipping,
+    Call::ThrowForwardAway,
+];
+
+/// What plain Burn comes to, with all gradients at hand.
+struct ByHand {
+    model: Small,
+    optim: ModuleOptimizer,
+    /// The micro-batches of the window.
+    window: Vec<usize>,
+    /// The norm that was measured.
+    measured: Option<f64>,
+    scale: f64,
+}
+
+impl ByHand {
+    fn sums(&self, batches: &[usize]) -> GradientsParams {
+        let mut sums = GradientsAccumulator::new();
+        for batch in batches {
+            sums.accumulate(&self.model, grads_of(&self.model, *batch));
+        }
+        sums.grads()
+    }
+
+    fn measure(&mut self, batch: usize) {
+        let batches = [&self.window[..], &[batch]].concat();
+        self.measured = Some(global_norm(&self.model, &self.sums(&batches)));
+    }
+
+    fn skip(&mut self) {
+        (self.window, self.measured) = (Vec::new(), None);
+        self.scale *= 0.5;
+    }
+
+    /// Returns the norm, if there was a gradient.
+    fn step(&mut self, batch: Option<usize>) -> Option<f64> {
+        self.window.extend(batch);
+        let batches = std::mem::take(&mut self.window);
+        let mut grads = self.sums(&batches);
+        let own = global_norm(&self.model, &grads);
+        let norm = self.measured.take().unwrap_or(own);
+        let coefficient = MAX_NORM / (norm + 1e-6);
+        if coefficient < 1.0 {
+            scale(&self.model, &mut grads, coefficient);
+        }
+        self.model = self.optim.step(LR, self.model.clone(), grads);
+        (!batches.is_empty()).then_some(norm)
+    }
+}
+
+/// Each call after each other one, in the states that those before have left. After each of them the
+/// weights, the sums and the norm are those of plain Burn, clipped by hand.
+fn walk(scaler: Option<LossScaler>) {
+    let has_scaler = scaler.is_some();
+    let mut optim = optim();
+    if let Some(scaler) = &scaler {
+        optim = optim.with_loss_scaler(scaler.clone());
+    }
+    let loss = |model: &Small, batch| match &scaler {
+        Some(scaler) => scaler.scale(model.loss(batch)),
+        None => model.loss(batch),
+    };
+    let mut model = small();
+    let mut by_hand = ByHand {
+        model: small(),
+        optim: adamw(),
+        window: Vec::new(),
+        measured: None,
+        scale: SCALE,
+    };
+    let after = |first| CALLS.iter().flat_map(move |second| [first, *second]);
+    let mut last = None;
+    for (batch, call) in CALLS.into_iter().flat_map(after).enumerate() {
+        let what = format!("{call:?} after {last:?}, call {batch}");
+        last = Some(call);
+        let mut norm = None;
+        match call {
+            Call::Accumulate => {
+                optim.accumulate(loss(&model, batch), &model);
+                by_hand.window.push(batch);
+                by_hand.measured = None;
+            }
+            Call::Measure => {
+                let found = optim.measure(loss(&model, batch), &model);
+                by_hand.measure(batch);
+                assert_eq!(Some(found.norm()), by_hand.measured, "{what}");
+            }
+            Call::MeasureOverflow => {
+                let loss = loss(&model, batch) * f64::INFINITY;
+                let measured = optim.try_measure(loss, &model);
+                if has_scaler {
+                    assert!(!measured.unwrap().is_finite(), "{what}");
+                    let skipped = optim.last_step().unwrap().count(Outcome::Skipped);
+                    assert_eq!(skipped, PARAMS, "{what}");
+                    by_hand.skip();
+                } else {
+                    let refused = measured.unwrap_err();
+                    assert_error!(refused.error(), NonFinite, "leave this batch out");
+                    by_hand.measured = None;
+                }
+            }
+            Call::Backward if by_hand.measured.is_none() => {
+                let loss = loss(&model, batch);
+                let refused = optim.try_backward(LR, loss, model).unwrap_err();
+                assert_eq!(*refused.error(), ReleaseError::NotMeasured, "{what}");
+                let (again, loss) = refused.into_given();
+                assert!(loss.is_some());
+                model = again;
+            }
+            Call::Backward => {
+                model = optim.backward(LR, loss(&model, batch), model);
+                norm = by_hand.step(Some(batch));
             }
             Call::Step => {
-                let refused = optim.try_step(LR, model, grads).unwrap_err();
-                let error = refused.error().clone();
-                let (model, grads) = refused.into_given();
-                (error, model, grads)
+                let grads = gradients(&model, loss(&model, batch));
+                model = optim.step(LR, model, grads);
+                norm = by_hand.step(Some(batch));
             }
-            Call::Measured => {
-                let refused = optim.try_measured(&model, grads).unwrap_err();
-                (refused.error().clone(), model, refused.into_given().1)
+            Call::StepWithSums => {
+                model = optim.step(LR, model, GradientsParams::new());
+                norm = by_hand.step(None);
             }
-        };
-        assert_eq!(kind(&error), expected, "{call:?}, {moment:?}");
-        match moment {
-            // Two steps are not one of plain Burn.
-            Moment::Stepped => continue,
-            Moment::Backward => {
-                optim.try_measured(&model, grads).unwrap();
+            Call::TwoPasses => {
+                (model, _) = optim.two_passes(LR, model, |model| loss(model, batch));
+                by_hand.measure(batch);
+                norm = by_hand.step(Some(batch));
             }
-            _ => {}
+            Call::LoadSums => {
+                let record = optim.sums_to_record(&model);
+                optim.take_sums(&model);
+                optim.load_sums(&model, record).unwrap();
+                by_hand.measured = None;
+            }
+            Call::TakeSums => {
+                let sums = optim.take_sums(&model);
+                let expected = !by_hand.window.is_empty();
+                assert_eq!(!sums.is_empty(), expected, "{what}");
+                (by_hand.window, by_hand.measured) = (Vec::new(), None);
+            }
+            Call::LoadRecord => {
+                let record = optim.to_record();
+                optim = optim.load_record(record);
+                by_hand.measured = None;
+            }
+            Call::SetClipping => {
+                optim = optim.with_norm_clipping(clipping(MAX_NORM));
+                by_hand.measured = None;
+            }
+            Call::ThrowForwardAway => drop(model.loss(batch)),
         }
-        finishes(optim, model);
+        assert_bits(&bits(&model), &bits(&by_hand.model), &what);
+        assert_eq!(optim.has_sums(), !by_hand.window.is_empty(), "{what}");
+        if norm.is_some() {
+            assert_eq!(optim.last_step().unwrap().grad_norm(), norm, "{what}");
+        }
+        if let Some(scaler) = &scaler {
+            assert_eq!(scaler.current(), by_hand.scale, "{what}");
+        }
     }
 }
 
 #[test]
-fn gradients_of_other_than_one_backward_are_refused() {
-    let (mut optim, model, _) = at(Moment::Backward);
-    let none = GradientsParams::new();
-    let unclaimed = optim.try_measured(&model, none).unwrap_err();
-    assert_eq!(kind(unclaimed.error()), "Unclaimed");
-    let second = grads_of(&model, 0);
-    let twice = optim.try_measured(&model, second).unwrap_err();
-    assert_eq!(kind(twice.error()), "MeasuredTwice");
-    assert_eq!(twice.into_given().1.len(), PARAMS);
-    finishes(optim, model);
+fn each_call_after_each_other_is_as_by_hand() {
+    walk(None);
+    let config = LossScalerConfig::new().with_init_scale(SCALE);
+    walk(Some(config.init()));
 }
 
-/// Nothing is stepped with a norm that is not of all gradients.
+/// Nothing is stepped with a norm that is not of its gradient.
 #[test]
 fn a_gradient_that_was_not_measured_is_refused() {
-    // The backward pass that measures was forgotten.
-    let (mut optim, model, _) = at(Moment::Measuring);
-    drop(model.loss(0));
-    let none = GradientsParams::new();
-    assert_eq!(optim.try_measured(&model, none).unwrap().norm(), 0.0);
-    let model = optim.arm(LR, model);
+    let of_first = |model: &Small| model.first.forward(numbers([3, 4], 0, &flex())).mean();
+    // Those of other layers come first, and nothing is stepped.
+    let mut optim = optim();
+    let model = small();
+    optim.measure(of_first(&model), &model);
+    let refused = optim.try_backward(LR, model.loss(0), model).unwrap_err();
+    assert_error!(refused.error(), NotMeasured, "or not of all of them");
+    let model = refused.into_model();
+    optim.measure(of_first(&model), &model);
     let grads = grads_of(&model, 0);
     let refused = optim.try_step(LR, model, grads).unwrap_err();
     assert_error!(refused.error(), NotMeasured, "or not of all of them");
-    let model = optim.disarm(refused.into_model());
-    finishes(optim, model);
+    let (model, grads) = refused.into_given();
+    assert_eq!(grads.len(), PARAMS);
+    assert_eq!(model.values(), small().values());
 
-    // It came to some parameters only, and another pass that is not of the step to all.
-    let of_first = |model: &Small| {
-        let loss = model.first.forward(numbers([3, 4], 0, &flex())).mean();
-        GradientsParams::from_grads(loss.backward(), model)
-    };
-    for (is_armed, is_followed) in [(true, false), (false, false), (true, true)] {
-        let (mut optim, model, _) = at(Moment::Measuring);
-        let grads = of_first(&model);
-        optim.try_measured(&model, grads).unwrap();
-        if is_followed {
-            drop(grads_of(&model, 5));
-        }
-        let model = optim.arm(LR, model);
-        let fork = model.clone().fork(&flex());
-        let grads = match is_armed {
-            true => grads_of(&model, 0),
-            false => grads_of(&fork, 0),
-        };
-        let stepped = optim.try_step(LR, model, grads);
-        let refused = stepped.unwrap_err();
-        assert_error!(refused.error(), NotMeasured, "or not of all of them");
-        let model = refused.into_model();
-        assert_eq!(
-            model.second.weight.val().into_data(),
-            small().second.weight.val().into_data()
-        );
-        let model = optim.disarm(model);
-        finishes(optim, model);
-    }
+    // One that was measured comes first, and is stepped.
+    let of_second = |model: &Small| model.second.forward(numbers([3, 6], 0, &flex())).mean();
+    optim.measure(of_second(&model), &model);
+    let refused = optim.try_backward(LR, model.loss(0), model).unwrap_err();
+    assert_error!(refused.error(), NotMeasured, "load the last checkpoint");
+    assert_error!(optim.try_to_record().unwrap_err(), Interrupted);
+    let mut optim = optim.load_record(OptimizerRecord::default());
+    optim.two_passes(LR, small(), |model| model.loss(0));
 }
 
-/// The norm is for the rule, the states and the model that it was measured with.
+/// The norm is for the rule that it was measured with.
 #[test]
-fn a_norm_is_for_one_step() {
-    for moment in [Moment::Measuring, Moment::Measured] {
-        let (optim, model, _) = at(moment);
-        let record = optim.to_record();
-        let mut optim = optim.load_record(record);
-        let none = GradientsParams::new();
-        let refused = optim.try_measured(&model, none).unwrap_err();
-        assert_eq!(*refused.error(), ReleaseError::NotMeasuring);
-        let refused = optim.try_arm(LR, model).unwrap_err();
-        assert_eq!(*refused.error(), ReleaseError::NotMeasured);
-        finishes(optim, refused.into_model());
-    }
-
-    let (optim, model, _) = at(Moment::Measured);
+fn another_rule_needs_another_norm() {
+    let (mut optim, model) = (optim(), small());
+    optim.measure(model.loss(0), &model);
     let mut optim = optim.with_norm_clipping(clipping(9.0));
-    let refused = optim.try_arm(LR, model).unwrap_err();
+    let refused = optim.try_backward(LR, model.loss(0), model).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotMeasured);
-    let optim = optim.with_norm_clipping(clipping(MAX_NORM));
-    finishes(optim, refused.into_model());
-
-    let (mut optim, model, _) = at(Moment::Measured);
-    let refused = optim.try_arm(LR, numbered_from(small(), 5)).unwrap_err();
-    assert_eq!(kind(refused.error()), "WrongModel");
-    let refused = optim.try_arm(LR, model.clone()).unwrap_err();
-    assert_eq!(kind(refused.error()), "Copy");
-    let model = optim.arm(LR, model);
-    let model = optim.disarm(model);
-    finishes(optim, model);
-}
-
-#[test]
-fn dropping_the_optimizer_leaves_an_ordinary_model() {
-    let (dropped, model, _) = at(Moment::Backward);
-    drop(dropped);
-    finishes(optim(), model);
-}
-
-#[test]
-fn disarming_and_beginning_anew_is_allowed() {
-    for moment in [Moment::Measuring, Moment::Backward, Moment::Measured] {
-        let (mut optim, model, _) = at(moment);
-        let model = optim.disarm(model);
-        let refused = optim.try_arm(LR, model).unwrap_err();
-        assert_eq!(*refused.error(), ReleaseError::NotMeasured);
-        let model = measure(&mut optim, refused.into_model());
-        let model = measure(&mut optim, model);
-        let model = optim.arm(LR, model);
-        let model = optim.arm(LR, model);
-        let model = optim.disarm(model);
-        finishes(optim, model);
-    }
-}
-
-/// What was measured and stepped is another forward pass each: between them, it may be thrown away.
-#[test]
-fn a_forward_pass_can_be_thrown_away() {
-    let mut optim = optim();
-    let model = arm_to_measure(&mut optim, small());
-    drop(model.loss(3));
-    let grads = grads_of(&model, 0);
-    optim.try_measured(&model, grads).unwrap();
-    drop(model.loss(3));
-    let model = optim.arm(LR, model);
-    drop(model.loss(3));
-    let model = optim.disarm(model);
-    finishes(optim, model);
-}
-
-/// While it measures, the model has its weights: copies, and a record of the optimizer.
-#[test]
-fn nothing_changes_while_it_measures() {
-    let before = small().values();
-    let (optim, model, _) = at(Moment::Measured);
-    assert_eq!(model.values(), before);
-    assert_eq!(model.clone().values(), before);
-    assert_eq!(bits_of(model.tied.val()), before[4]);
-    assert!(optim.to_record().is_empty());
-    finishes(optim, model);
-}
-
-#[test]
-fn others_cannot_arm_what_is_measured() {
-    let (optim, model, _) = at(Moment::Measuring);
-    let mut other = SgdConfig::new().init().with_gradient_release();
-    let refused = other.try_arm(LR, model).unwrap_err();
-    assert_eq!(kind(refused.error()), "ArmedElsewhere");
-    let mut other = ReleaseAccumulator::new();
-    let refused = other.try_arm(refused.into_model()).unwrap_err();
-    assert_eq!(kind(refused.error()), "ArmedElsewhere");
-    finishes(optim, refused.into_model());
-}
-
-/// Armed to measure, with the sum of a micro-batch.
-fn with_a_sum(optim: &mut ReleaseOptimizer) -> Small {
-    let mut sums = ReleaseAccumulator::new();
-    let model = sums.arm(small());
-    let grads = grads_of(&model, 7);
-    sums.accumulate(&model, grads);
-    optim.try_arm_to_measure(model, sums.grads()).unwrap()
-}
-
-/// The sums go to the pass that measures, and stay for the one that steps.
-#[test]
-fn sums_are_given_once() {
-    let mut optim = optim();
-    let model = with_a_sum(&mut optim);
-    let refused = optim.try_disarm(model).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::Accumulated);
-    let model = refused.into_model();
-    let grads = grads_of(&model, 0);
-    optim.try_measured(&model, grads).unwrap();
-    let more = grads_of(&small(), 7);
-    let refused = optim.try_arm_accumulated(LR, model, more).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotMeasured);
-    let (model, _) = refused.into_given();
-    let (model, sums) = optim.try_disarm_accumulated(model).unwrap();
-    assert_eq!(sums.len(), PARAMS);
-    finishes(optim, model);
-}
-
-/// A backward pass that panics half way leaves the sums with the model.
-#[test]
-fn sums_survive_an_abandoned_pass() {
-    let run = |is_abandoned: bool| {
-        let mut optim = optim();
-        let mut model = with_a_sum(&mut optim);
-        if is_abandoned {
-            let _ = grads_of(&model, 3);
-            model = arm_to_measure(&mut optim, model);
-        }
-        let grads = grads_of(&model, 0);
-        optim.try_measured(&model, grads).unwrap();
-        let model = optim.arm(LR, model);
-        let grads = grads_of(&model, 0);
-        bits(&optim.step(LR, model, grads))
-    };
-    assert_bits(&run(true), &run(false), "abandoned");
+    optim.two_passes(LR, refused.into_model(), |model| model.loss(0));
+    assert_eq!(optim.last_step().unwrap().clip_coefficient(), Some(1.0));
 }
 
 /// Settings that would turn gradients around, or into nothing.
@@ -373,13 +296,13 @@ fn settings_out_of_range_are_refused() {
         ),
     ];
     for (mut optim, expected) in optims {
-        let none = GradientsParams::new();
-        let refused = optim.try_arm_to_measure(small(), none).unwrap_err();
+        let model = small();
+        let refused = optim.try_measure(model.loss(0), &model).unwrap_err();
         let ReleaseError::OutOfRange { setting, .. } = refused.error() else {
             panic!("{:?}", refused.error());
         };
         assert_eq!(setting, expected);
-        let refused = optim.try_arm(LR, refused.into_given().0).unwrap_err();
+        let refused = optim.try_backward(LR, model.loss(0), model).unwrap_err();
         assert_eq!(kind(refused.error()), "OutOfRange", "{expected}");
         let model = refused.into_model();
         let grads = grads_of(&model, 0);
@@ -393,7 +316,13 @@ fn settings_out_of_range_are_refused() {
 fn handing_over_what_burn_has_not_is_refused() {
     let refused = optim().try_into_optimizer().err().unwrap();
     assert!(matches!(refused.error(), ReleaseError::NotBurns { .. }));
-    finishes(refused.into_model(), small());
+    let mut optim = refused.into_model();
+    let (model, _) = optim.two_passes(LR, small(), |model| model.loss(0));
+    let mut summed = adamw().with_gradient_release();
+    summed.accumulate(model.loss(1), &model);
+    let refused = summed.try_into_optimizer().err().unwrap();
+    assert_error!(refused.error(), NotBurns, "sums of micro-batches");
+    assert!(refused.into_model().has_sums());
     let watched = adamw().with_gradient_release().with_grad_norm();
     assert!(watched.try_into_optimizer().is_ok());
 }

@@ -20,7 +20,7 @@ use burn_lean::optim::{
 };
 #[cfg(feature = "ndarray")]
 use burn_lean::optim::{Offload, StableAdamWConfig};
-use burn_lean::{LossScaler, MixedPrecision, checkpoint_each, no_decay};
+use burn_lean::{CastError, LossScaler, MixedPrecision, checkpoint_each, no_decay};
 
 use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::prelude::*;
@@ -75,7 +75,7 @@ fn modules_that_cannot_mix_types_are_refused_by_path() {
             "{text}"
         );
         let (model, error) = refused.into_parts();
-        assert!(matches!(error, ReleaseError::CannotMix { .. }));
+        assert!(matches!(error, CastError::CannotMix { .. }));
         assert_bits(&bits(&model), &before, name);
     }
     let device = flex();
@@ -129,7 +129,7 @@ fn a_parameter_of_a_third_type_is_refused_before_it_is_initialized() {
         let Err(refused) = MixedPrecision::bf16().cast(model.clone()) else {
             panic!("from f64 to bf16");
         };
-        assert!(matches!(refused.error(), ReleaseError::NotF32 { .. }));
+        assert!(matches!(refused.error(), CastError::NotF32 { .. }));
         assert!(!model.weight.is_initialized());
     });
 }
@@ -150,26 +150,13 @@ fn other_models_are_refused_and_handed_back() {
     };
     let misspelt = bf16.clone().keep(ParamGroup::from_path("wieght"));
     let error = refused(&misspelt, linear());
-    assert!(matches!(error, ReleaseError::EmptyGroup { .. }), "{error}");
+    assert!(matches!(error, CastError::EmptyGroup { .. }), "{error}");
 
     let half = MixedPrecision::f16().cast(linear()).unwrap();
     let error = refused(&bf16, half.clone());
-    assert!(matches!(error, ReleaseError::NotF32 { .. }), "{error}");
+    assert!(matches!(error, CastError::NotF32 { .. }), "{error}");
 
-    let mut optim = AdamWConfig::new()
-        .in_five_bytes(1)
-        .init()
-        .with_gradient_release();
-    let armed = optim.arm(1e-3, half);
-    let Err(refused) = MixedPrecision::to_f32(armed) else {
-        panic!("its weights move in backward");
-    };
-    assert!(matches!(
-        refused.error(),
-        ReleaseError::ArmedElsewhere { .. }
-    ));
-    let model = optim.disarm(refused.into_model());
-    let back = MixedPrecision::to_f32(model).unwrap();
+    let back = MixedPrecision::to_f32(half);
     assert_eq!(types(&back), [DType::F32; 2]);
     // The numbers that are nearest to those of before.
     let nearest = linear().weight.val().cast(DType::F16).cast(DType::F32);
@@ -196,17 +183,19 @@ struct Tokens {
 /// Before a weight has changed: a matrix in f32, a type that the rounding does not have, and states
 /// with the lower bits of other weights.
 #[test]
-fn what_the_optimizer_does_not_step_is_refused_when_the_model_is_armed() {
+fn what_the_optimizer_does_not_step_is_refused_before_backward() {
     type Optim = ReleaseOptimizer;
     fn assert_refused<M: Module>(model: M, mut optim: Optim, path: &str, text: &str) -> (M, Optim) {
         let before = bits(&model);
-        let (model, error) = optim.try_arm(1e-3, model).unwrap_err().into_parts();
+        let refused = optim.try_backward(1e-3, any_loss(), model);
+        let (model, error) = refused.unwrap_err().into_parts();
         assert!(
             matches!(&error, ReleaseError::NotSteppable { path: found, .. } if found == path),
             "{error}"
         );
         assert!(error.to_string().contains(text), "{error}");
-        let refused = optim.try_arm_to_measure(model, GradientsParams::new());
+        let unrun = |_: &M| unreachable!("refused before");
+        let refused = optim.try_two_passes(1e-3, model, unrun);
         let (model, again) = refused.unwrap_err().into_parts();
         assert_eq!(again, error);
         let refused = optim.try_step(1e-3, model, GradientsParams::new());
@@ -229,15 +218,14 @@ fn what_the_optimizer_does_not_step_is_refused_when_the_model_is_armed() {
     // A group of an optimizer that takes it, and one of Burn's with a group that does not.
     let group = ParamGroup::from_predicate("embedding");
     let optim = five_bytes().with_group(group.clone(), adamw.build(), None);
-    let cast = optim.with_gradient_release().arm(1e-3, cast).materialize();
+    let cast = steppable(optim.with_gradient_release(), cast);
     let all = adamw.in_five_bytes(1).with_f32_parameters().init();
-    let cast = all.with_gradient_release().arm(1e-3, cast).materialize();
+    let cast = steppable(all.with_gradient_release(), cast);
     let optim = adamw
         .init()
         .with_group(group.clone(), rounded(Stochastic { seed: 1 }), None);
     let (cast, optim) = assert_refused(cast, optim.with_gradient_release(), path, text);
-    let mut optim = optim.with_group(group, adamw.build(), None);
-    drop(optim.arm(1e-3, cast));
+    steppable(optim.with_group(group, adamw.build(), None), cast);
     assert_refused(tokens, five_bytes().with_gradient_release(), path, text);
 
     let matrix = matrix();
@@ -288,7 +276,17 @@ fn what_the_optimizer_does_not_step_is_refused_when_the_model_is_armed() {
     let optim = rounded(MasterWeights24 { seed: 2 })
         .init()
         .load_record(bits_of_24());
-    drop(optim.with_gradient_release().arm(1e-3, bf16()));
+    steppable(optim.with_gradient_release(), bf16());
+}
+
+/// A loss that no backward pass runs from.
+fn any_loss() -> Tensor<1> {
+    Tensor::<1>::ones([1], &flex()).require_grad()
+}
+
+/// Fails if the optimizer refuses a parameter of the model.
+fn steppable<M: Module>(mut optim: ReleaseOptimizer, model: M) -> M {
+    optim.step(1e-3, model, GradientsParams::new())
 }
 
 fn rounded<R: Rounding>(rounding: R) -> Bf16Weights<AdamW, R> {
@@ -373,34 +371,28 @@ fn bits_are_added_to_a_weight_once() {
 fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     let model = || MixedPrecision::f16().cast(matrix()).unwrap();
     let adamw = AdamWConfig::new();
-    for optim in [adamw.init(), adamw.in_one_pass().init()] {
-        let mut optim = optim.with_gradient_release().with_f32_gradients();
-        let (model, error) = optim.try_arm(1e-3, model()).unwrap_err().into_parts();
-        assert!(
-            matches!(error, ReleaseError::F32Gradients { .. }),
-            "{error}"
-        );
-        let grads = GradientsParams::new();
-        let refused = optim.try_step(1e-3, model, grads).unwrap_err();
-        assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
-    }
-    let group = ParamGroup::from_path("weight");
-    let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
-    let mut optim = five_bytes
-        .with_f32_gradients()
-        .with_group(group.clone(), adamw.build(), None);
-    let refused = optim.try_arm(1e-3, model()).unwrap_err();
-    assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
-    // Groups of Burn's optimizer, and an optimizer of matrices only.
-    let muon = MuonConfig::new().build();
     let five_bytes = || adamw.in_five_bytes(7).init();
+    let group = || ParamGroup::from_path("weight");
     for optim in [
-        five_bytes().with_group(group.clone(), adamw.build(), None),
-        five_bytes().with_group(group.clone(), muon, None),
+        adamw.init().with_gradient_release(),
+        adamw.in_one_pass().init().with_gradient_release(),
+        five_bytes()
+            .with_gradient_release()
+            .with_group(group(), adamw.build(), None),
+        // Groups of Burn's optimizer, and an optimizer of matrices only.
+        five_bytes()
+            .with_group(group(), adamw.build(), None)
+            .with_gradient_release(),
+        five_bytes()
+            .with_group(group(), MuonConfig::new().build(), None)
+            .with_gradient_release(),
     ] {
-        let mut optim = optim.with_gradient_release().with_f32_gradients();
-        let refused = optim.try_arm(1e-3, model()).unwrap_err();
-        assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
+        let mut optim = optim.with_f32_gradients();
+        let refused = optim.try_backward(1e-3, any_loss(), model()).unwrap_err();
+        assert_error!(refused.error(), NotSteppable, "takes no gradient in f32");
+        let grads = GradientsParams::new();
+        let refused = optim.try_step(1e-3, refused.into_model(), grads);
+        assert!(refused.is_err());
     }
     // Those that compute in f32.
     for optim in [
@@ -408,8 +400,7 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
         AdaLomoConfig::new().init(),
         CameConfig::new().init(),
     ] {
-        let mut optim = optim.with_gradient_release().with_f32_gradients();
-        drop(optim.arm(1e-3, model()));
+        steppable(optim.with_gradient_release().with_f32_gradients(), model());
     }
 }
 
@@ -436,7 +427,7 @@ fn running_statistics_are_cast_with_their_update() {
 fn a_device_without_the_type_is_refused() {
     let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&Device::ndarray().autodiff());
     let refused = MixedPrecision::bf16().cast(model).unwrap_err();
-    assert!(matches!(refused.error(), ReleaseError::NoSuchType { .. }));
+    assert!(matches!(refused.error(), CastError::NoSuchType { .. }));
 }
 
 /// In place of a panic in the middle of backward.
@@ -455,7 +446,9 @@ fn moments_in_bf16_are_refused_on_a_device_without_it() {
         lion.with_bf16_moments().init(),
         stable.with_bf16_moments().init(),
     ] {
-        let refused = optim.with_gradient_release().try_arm(1e-3, model.clone());
+        let mut optim = optim.with_gradient_release();
+        let none = GradientsParams::new();
+        let refused = optim.try_step(1e-3, model.clone(), none);
         let text = refused.unwrap_err().error().to_string();
         assert!(text.contains("the device has no bf16"), "{text}");
     }
@@ -464,20 +457,16 @@ fn moments_in_bf16_are_refused_on_a_device_without_it() {
         let optim = || adamw().with_bf16_moments().init().with_gradient_release();
         let (mut trained, mut optim_there) = (matrix(), optim());
         let x = Tensor::<2>::ones([2, 64], &flex());
-        trained = optim_there.arm(1e-3, trained);
-        let grads = gradients(&trained, trained.forward(x).sum());
-        trained = optim_there.step(1e-3, trained, grads);
+        trained = optim_there.backward(1e-3, trained.forward(x).sum(), trained);
         let mut optim = match is_loaded {
             true => optim().load_record(optim_there.to_record()),
             false => optim_there,
         };
-        let refused = optim.try_arm(1e-3, trained.fork(&device)).unwrap_err();
+        let none = GradientsParams::new();
+        let refused = optim.try_step(1e-3, trained.fork(&device), none);
+        let refused = refused.unwrap_err();
         let text = refused.error().to_string();
         assert!(text.contains("the device has no bf16"), "{text}");
     }
-    let mut optim = adamw().init().with_gradient_release();
-    let model = optim.arm(1e-3, model);
-    let x = Tensor::<2>::ones([2, 8], &device);
-    let grads = GradientsParams::from_grads(model.forward(x).sum().backward(), &model);
-    drop(optim.step(1e-3, model, grads));
+    steppable(adamw().init().with_gradient_release(), model);
 }

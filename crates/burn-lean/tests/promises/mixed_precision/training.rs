@@ -168,32 +168,28 @@ fn everything_together_is_what_one_computes_by_hand() {
             let scaler = scaler();
             let mut model = decoder(&precision);
             let mut optim = release(&model, &scaler);
-            let mut sums = ReleaseAccumulator::in_f32();
             if let Some((states, transforms, weights, window)) = records.take() {
                 if batch > ADAPTED {
                     model = adapted(&precision, model);
                 }
                 optim = optim.load_record(states).load_gradient_record(transforms);
                 model = model.load_record(weights);
-                sums = sums.load_record(&model, window).unwrap();
+                optim.load_sums(&model, window).unwrap();
             }
             if batch == ADAPTED {
                 model = adapted(&precision, model);
             }
             let scaled = |model: &Decoder| scaler.scale(model.loss(batch));
             if (batch + 1).is_multiple_of(MICRO_BATCHES) {
-                let stepped = optim.try_two_passes(RATE, model, sums.grads(), scaled);
                 let loss;
-                (model, loss) = stepped.unwrap_or_else(|refused| panic!("{}", refused.error()));
+                (model, loss) = optim.two_passes(RATE, model, scaled);
                 assert_eq!(loss.dtype(), DType::F32);
                 let what = format!("{precision:?}, micro-batch {batch}");
                 assert_bits(&bits(&model), &expected[batch / MICRO_BATCHES], &what);
             } else {
-                model = sums.arm(model);
-                let grads = gradients(&model, scaled(&model));
-                sums.accumulate(&model, grads);
+                optim.accumulate(scaled(&model), &model);
             }
-            let window = sums.to_record(&model);
+            let window = optim.sums_to_record(&model);
             let (states, transforms) = (optim.to_record(), optim.gradient_record());
             records = Some((states, transforms, model.into_record(), window));
         }
@@ -212,7 +208,7 @@ fn adapters_are_merged_once_the_weights_are_in_f32() {
     let model = release_step(adapted(&bf16, model), &mut optim, |model| model.loss(1));
 
     // An average is kept in f32, and validated in the model's types.
-    let average = MixedPrecision::to_f32(model.clone()).unwrap();
+    let average = MixedPrecision::to_f32(model.clone());
     assert!(types(&average).iter().all(|dtype| *dtype == DType::F32));
     assert_bits(&bits(&bf16.cast(average).unwrap()), &bits(&model), "back");
 
@@ -243,28 +239,52 @@ fn gradients_of_the_caller_keep_their_type() {
     let expected = optimizer(&model).step(RATE, model.clone(), sums());
     let mut release = optimizer(&model).with_gradient_release();
     let found = release.step(RATE, model.clone(), sums());
-    assert_bits(&bits(&found), &bits(&expected), "not armed");
+    assert_bits(&bits(&found), &bits(&expected), "ordinary");
 }
 
-/// Burn's optimizers compute in the type of the weight. They get sums in f32 rounded to that, whether a
-/// step was armed with them or gets them.
+/// Burn's optimizers compute in the type of the weight. They get sums in f32 rounded to that, by
+/// whatever call the window ends.
 #[test]
 fn burns_optimizer_gets_sums_in_the_type_of_the_weight() {
-    let [armed, ordinary] = [true, false].map(|is_armed| {
-        let mut model = decoder(&MixedPrecision::bf16());
-        let mut sums = ReleaseAccumulator::in_f32();
-        for batch in 0..2 {
-            model = sums.arm(model);
-            let grads = gradients(&model, model.loss(batch));
-            sums.accumulate(&model, grads);
+    let model = decoder(&MixedPrecision::bf16());
+    let grads = |batch| gradients(&model, model.loss(batch));
+    let mut sums = sum(&model, (0..2).map(grads).collect());
+    sums = in_types_of(&model, sums);
+    let expected = bits(&adamw().step(LR, model.clone(), sums));
+    type End = fn(&mut ReleaseOptimizer, Decoder) -> Decoder;
+    let ends: [End; 3] = [
+        |optim, model| optim.backward(LR, model.loss(1), model),
+        |optim, model| {
+            let grads = gradients(&model, model.loss(1));
+            optim.step(LR, model, grads)
+        },
+        |optim, model| {
+            optim.accumulate(model.loss(1), &model);
+            optim.step(LR, model, GradientsParams::new())
+        },
+    ];
+    for (number, end) in ends.into_iter().enumerate() {
+        let mut optim = adamw().with_gradient_release().with_f32_sums();
+        optim.accumulate(model.loss(0), &model);
+        let found = end(&mut optim, model.clone());
+        assert_bits(&bits(&found), &expected, &format!("end {number}"));
+    }
+}
+
+/// Gradients in the types of their weights.
+fn in_types_of<M: Module>(model: &M, grads: GradientsParams) -> GradientsParams {
+    struct Cast(GradientsParams);
+    impl ModuleVisitor for Cast {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.remove::<D>(param.id) {
+                let grad = grad.cast(param.val().dtype());
+                self.0.register(param.id, grad);
+            }
         }
-        let (mut optim, mut grads) = (adamw().with_gradient_release(), sums.grads());
-        if is_armed {
-            model = optim.arm_accumulated(LR, model, std::mem::take(&mut grads));
-        }
-        bits(&optim.step(LR, model, grads))
-    });
-    assert_bits(&ordinary, &armed, "not armed");
+    }
+    let mut cast = Cast(grads);
+    model.visit(&mut cast);
+    cast.0
 }
 
 /// The mean over replicas is in f32 until the step, whose states are in one of them.
@@ -291,10 +311,8 @@ fn replicas_take_the_mean_in_f32() {
         let reduction = std::sync::Arc::new(parallel);
         let mut optim = optim.with_reduction(reduction).with_f32_gradients();
         for (step, expected) in expected.iter().enumerate() {
-            model = optim.arm(RATE, model);
             let loss = model.loss(2 * step + replicas.rank());
-            let grads = gradients(&model, loss);
-            model = optim.step(RATE, model, grads);
+            model = optim.backward(RATE, loss, model);
             assert_bits(&bits(&model), expected, &format!("step {step}"));
         }
     });
@@ -310,21 +328,16 @@ fn sums_in_f32_lose_no_small_gradients() {
             .init(&device);
         MixedPrecision::bf16().cast(model).unwrap()
     };
-    for is_armed in [true, false] {
-        let sum_of = |mut sums: ReleaseAccumulator| {
-            let mut model = model();
-            for number in std::iter::once(256.0).chain([1.0; 300]) {
-                if is_armed {
-                    model = sums.arm(model);
-                }
-                let x = Tensor::<2>::full([1, 1], number, &device).cast(DType::BF16);
-                let grads = gradients(&model, model.forward(x).sum());
-                sums.accumulate(&model, grads);
-            }
-            let sum = sums.grads().remove::<2>(model.weight.id).unwrap();
-            sum.into_scalar::<f32>()
-        };
-        assert_eq!(sum_of(ReleaseAccumulator::new()), 256.0);
-        assert_eq!(sum_of(ReleaseAccumulator::in_f32()), 556.0);
-    }
+    let sum_of = |mut optim: ReleaseOptimizer| {
+        let model = model();
+        for number in std::iter::once(256.0).chain([1.0; 300]) {
+            let x = Tensor::<2>::full([1, 1], number, &device).cast(DType::BF16);
+            optim.accumulate(model.forward(x).sum(), &model);
+        }
+        let sum = optim.take_sums(&model).remove::<2>(model.weight.id);
+        sum.unwrap().into_scalar::<f32>()
+    };
+    let optim = || adamw().with_gradient_release();
+    assert_eq!(sum_of(optim()), 256.0);
+    assert_eq!(sum_of(optim().with_f32_sums()), 556.0);
 }

@@ -4,7 +4,6 @@
 mod model;
 mod program;
 
-use burn::module::ParamId;
 use burn_lean::LossScaler;
 
 use self::model::{Graph, Model, Op, Part, average, values};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn_lean::train::resume::resume_point;
 
-use super::harness::{BATCHES, Directory, Mode, OnStep, Run, Training, User};
+use super::harness::{BATCHES, Directory, Mode, OnStep, Run, Training};
 use crate::harness::prelude::*;
 
 const TEST: &str = "train::killed::a_killed_run_is_picked_up";

@@ -19,7 +19,7 @@ use burn_lean::train::resume::{
     CheckedFileCheckpointer, ResumedDataLoader, resume_point, resume_point_of_run,
 };
 
-use super::harness::{Directory, Mode, Training, User, rates};
+use super::harness::{Directory, Mode, Training, rates};
 use crate::harness::prelude::*;
 
 const RUN: &str = "seed: 42";

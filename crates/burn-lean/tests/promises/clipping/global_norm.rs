@@ -1,16 +1,14 @@
 //! Clipping by the global norm in two backward passes.
 
-mod edges;
-
+use burn::module::Lora;
 use burn::tensor::Distribution;
 use burn_lean::{TwoPasses, clip_grad_norm, try_clip_grad_norm};
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
-use super::models::{Encoder, Noisy};
-use crate::adapters::{FACTORS, all, lora};
+use super::models::{Encoder, LARGEST, Noisy, deep, deep_loss};
 use crate::harness::prelude::*;
 use crate::harness::synchronized;
-use crate::memory::{deep, forward, peak_of};
+use crate::heap::peak_of;
 
 const STEPS: usize = 14;
 
@@ -73,7 +71,7 @@ fn median(steps: &[Step]) -> f64 {
     norms[norms.len() / 2]
 }
 
-/// Whole trajectories, with a norm that some steps exceed and some do not: armed in two passes, and
+/// Whole trajectories, with a norm that some steps exceed and some do not: in two passes, and in
 /// ordinary steps. `plain` and `released` come to the same gradients.
 fn assert_clipped<M: Module>(
     what: &str,
@@ -97,7 +95,7 @@ fn assert_clipped<M: Module>(
         if step == 7 {
             let states = release.to_record().into_bytes().unwrap();
             let record = OptimizerRecord::from_bytes(states).unwrap();
-            release = make().with_first_pass(FirstPass::Exact).load_record(record);
+            release = make().load_record(record);
         }
         (model, _) = release.two_passes(LR, model, |model| released(model, step));
         assert_bits(&synchronized(&model), &expected.after, &what);
@@ -106,7 +104,6 @@ fn assert_clipped<M: Module>(
         let unused = report.outcomes().count() - expected.gradients;
         let found = [Outcome::Released, Outcome::Unused].map(|outcome| report.count(outcome));
         assert_eq!(found, [expected.gradients, unused], "{what}");
-        assert!(report.is_plain(), "{what}");
         if *device == flex() {
             assert_eq!(report.in_place(), expected.gradients, "{what}");
         }
@@ -117,13 +114,13 @@ fn assert_clipped<M: Module>(
     // All gradients are there: one pass is enough.
     let (mut model, mut ordinary) = (start(), make());
     for (step, expected) in expected.iter().enumerate() {
-        let what = format!("{what} on {device:?}, unarmed, step {step}");
+        let what = format!("{what} on {device:?}, ordinary, step {step}");
         let grads = gradients(&model, plain(&model, step));
         model = ordinary.step(LR, model, grads);
         assert_bits(&synchronized(&model), &expected.after, &what);
         let report = ordinary.last_step().unwrap();
         assert_eq!(report.grad_norm(), Some(expected.norm), "{what}");
-        assert_eq!(report.count(Outcome::Ordinary), expected.gradients);
+        assert_eq!(report.count(Outcome::AtEnd), expected.gradients);
     }
 }
 
@@ -235,15 +232,12 @@ fn passes_by_hand_are_those_of_two_passes() {
                     (model, _) = optim.two_passes(LR, model, |model| model.loss(step, &device));
                     continue;
                 }
-                let none = GradientsParams::new();
-                model = optim.try_arm_to_measure(model, none).unwrap();
-                let pass = |model: &Noisy| gradients(model, model.loss(step, &device));
-                let (grads, passes) = TwoPasses::first(&model, || pass(&model));
-                let norm = optim.try_measured(&model, grads).unwrap();
+                let loss = |model: &Noisy| model.loss(step, &device);
+                let (norm, passes) =
+                    TwoPasses::first(&model, || optim.measure(loss(&model), &model));
                 assert!(norm.is_finite() && norm.coefficient() < 1.0);
-                model = optim.arm(LR, model);
-                let grads = passes.second(&model, || pass(&model));
-                model = optim.step(LR, model, grads);
+                let loss = passes.second(&model, || loss(&model));
+                model = optim.backward(LR, loss, model);
                 assert_eq!(optim.last_step().unwrap().grad_norm(), Some(norm.norm()));
             }
             synchronized(&model)
@@ -265,7 +259,6 @@ fn assert_sums_clipped(
     let mut plain_optim = adamw();
     let mut model = plain.clone();
     let mut optim = clipping(adamw(), max_norm);
-    let mut release_sums = ReleaseAccumulator::new();
     let mut clipped = 0;
     for step in 0..8 {
         let mut sums = GradientsAccumulator::new();
@@ -278,20 +271,15 @@ fn assert_sums_clipped(
         plain = plain_optim.step(LR, plain, grads);
 
         for loss in earlier {
-            model = release_sums.arm(model);
-            let grads = gradients(&model, loss(&model, step));
-            release_sums.accumulate(&model, grads);
+            optim.accumulate(loss(&model, step), &model);
         }
-        let sums = release_sums.grads();
-        (model, _) = optim
-            .try_two_passes(LR, model, sums, |model| last(model, step))
-            .unwrap();
-        assert_eq!(all(&model), all(&plain), "{what}, step {step}");
+        (model, _) = optim.two_passes(LR, model, |model| last(model, step));
+        assert_bits(&bits(&model), &bits(&plain), what);
         let report = optim.last_step().unwrap();
         assert_eq!(report.grad_norm(), Some(norm), "{what}, step {step}");
         assert_eq!(report.count(Outcome::Released), released, "{what}");
         let held = report.outcomes().count() - released;
-        assert_eq!(report.count(Outcome::Ordinary), held, "{what}");
+        assert_eq!(report.count(Outcome::AtEnd), held, "{what}");
     }
     assert!(clipped > 0, "{what}");
 }
@@ -305,7 +293,9 @@ fn sums_of_micro_batches_are_clipped_as_a_whole() {
     ];
     assert_sums_clipped("all gradients", small(), 0.7, &micro_batches, PARAMS);
     // LoRA's factors are clipped, and the adapters stay.
-    assert_sums_clipped("adapters", lora(), 0.05, &micro_batches[..2], FACTORS);
+    let lora = numbered_from(small().apply_lora(Lora::new(2, 4.0)), 500);
+    let factors = grads_of(&lora, 0).len();
+    assert_sums_clipped("adapters", lora, 0.05, &micro_batches[..2], factors);
     let one_weight_last: [fn(&Small, usize) -> Tensor<1>; 2] = [
         |model, step| model.loss(step),
         |model, _| model.first.weight.val().square().sum(),
@@ -343,12 +333,6 @@ fn plain_gradients_are_clipped_or_left_alone() {
         let error = try_clip_grad_norm(&model, &mut grads, max_norm).unwrap_err();
         assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
     }
-    // Those of an armed model have been stepped with.
-    let mut optim = adamw().with_gradient_release();
-    let model = optim.arm(LR, model);
-    let mut grads = grads_of(&model, 0);
-    let error = try_clip_grad_norm(&model, &mut grads, 1.0).unwrap_err();
-    assert_error!(error, Taken, "with_norm_clipping");
 }
 
 /// The coefficient itself is compared with the paper's in `reference`.
@@ -388,6 +372,88 @@ fn zclip_scales_a_spike_on_its_own_step() {
         assert_bits(&bits(&model), &bits(&plain), &format!("step {step}"));
         let grads = gradients(&ordinary, loss(&ordinary, step));
         ordinary = ordinary_optim.step(LR, ordinary, grads);
-        assert_bits(&bits(&ordinary), &bits(&plain), &format!("unarmed, {step}"));
+        assert_bits(
+            &bits(&ordinary),
+            &bits(&plain),
+            &format!("ordinary, {step}"),
+        );
+    }
+}
+
+/// The first pass keeps no gradient.
+#[test]
+fn takes_no_more_memory_than_one_pass() {
+    const MAX_NORM: f64 = 1e-3;
+    let loss = |model: &Vec<Linear>, step| deep_loss(model, step);
+    alone(|| {
+        for optim in [adamw as fn() -> ModuleOptimizer, sgd] {
+            let peaks = |is_clipped: bool| {
+                let mut model = seeded(&flex(), deep);
+                let mut optim = match is_clipped {
+                    true => clipping(optim(), MAX_NORM),
+                    false => optim().with_gradient_release(),
+                };
+                let mut peaks = Vec::new();
+                for step in 0..2 {
+                    let (next, peak) = peak_of(|| match is_clipped {
+                        true => optim.two_passes(LR, model, |model| loss(model, step)).0,
+                        false => release_step(model, &mut optim, |model| loss(model, step)),
+                    });
+                    model = next;
+                    peaks.push(peak);
+                    if is_clipped {
+                        let coefficient = optim.last_step().unwrap().clip_coefficient();
+                        assert!(coefficient.unwrap() < 1.0, "{coefficient:?}");
+                    }
+                }
+                peaks
+            };
+            let (without, with) = (peaks(false), peaks(true));
+            println!("{without:?} bytes without clipping, {with:?} with");
+            for (with, without) in with.iter().zip(&without) {
+                // The norms, and no gradient.
+                let most = without + LARGEST / 8;
+                assert!(*with <= most, "{with} bytes, {without} without");
+            }
+        }
+    });
+}
+
+/// A forward pass that is another one the second time.
+#[test]
+fn passes_that_differ_are_refused() {
+    let mut optim = clipping(adamw(), 1.0);
+    let model = seeded(&flex(), Noisy::new);
+    let before = synchronized(&model);
+    let mut step = 0;
+    let refused = optim
+        .try_two_passes(LR, model, |model| {
+            step += 1;
+            model.loss(step, &flex())
+        })
+        .unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotRepeatable);
+    let model = refused.into_model();
+    assert_bits(&synchronized(&model), &before, "refused");
+}
+
+/// 1e20, whose square is infinite in 32 bits, 1e-20, whose square is zero, and zero.
+#[test]
+fn gradients_at_the_ends_of_the_range() {
+    let optim = || clipping(sgd(), 0.5);
+    let before = bits(&small());
+    let refused = optim()
+        .try_two_passes(LR, small(), |model| model.loss(0) * 1e20 / 1e-3)
+        .unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::NonFinite { .. }));
+    assert_eq!(bits(&refused.into_model()), before);
+    for factor in [0.0, 1e-20] {
+        let mut optim = optim();
+        let (model, _) = optim.two_passes(LR, small(), |model| model.loss(0) * factor);
+        let report = optim.last_step().unwrap();
+        assert!(report.grad_norm().unwrap() < 1e-15);
+        assert_eq!(report.clip_coefficient(), Some(1.0));
+        assert_eq!(report.count(Outcome::Released), PARAMS);
+        assert_eq!(bits(&model), before);
     }
 }
