@@ -24,9 +24,9 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// Reduces gradients over the replicas of a model that is trained data parallel.
 ///
 /// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
-/// the moment it is complete, in backward or in `step`, and steps with the result. Micro-batches
-/// ([`accumulate`](crate::ReleaseOptimizer::accumulate)) are not reduced, but the sum that the last one
-/// is stepped with. Gradients and weights come in one dimension.
+/// the moment it is complete, in backward or in `step`, and steps with the result. The
+/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced, but the
+/// sum that the last one is stepped with. Gradients and weights come in one dimension.
 ///
 /// All replicas make the same calls in the same order, because they run backward over equal models;
 /// if each recomputes other scopes, as with a [`Budget`](crate::Budget), they keep to one

@@ -13,7 +13,8 @@ use super::{Adaptive, Lean, Lion, Sgd};
 /// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
 ///
 /// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the
-/// optimizer: with gradient release a call of `backward`. The rate that counts is that of the last.
+/// optimizer: with gradient release, [`backward`](crate::ReleaseOptimizer::backward). The rate that
+/// counts is that of the last.
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
 /// much later, and loses nothing. The count is part of the record, so that a run may be resumed
