@@ -107,7 +107,7 @@ pub trait Lean: Optimizer {
     }
 
     /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step. A device
-    /// without bf16 (WGSL, NdArray) is refused before the first step.
+    /// without bf16 (WGSL, NdArray) is refused in the first step.
     ///
     /// # Panics
     ///

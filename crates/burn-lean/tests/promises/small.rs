@@ -108,14 +108,6 @@ pub(crate) fn train_plain((mut model, mut optim): Plain, batches: &[usize]) -> P
     (model, optim)
 }
 
-pub(crate) fn plain_bits(batches: &[usize]) -> Bits {
-    bits(&plain(batches).0)
-}
-
-pub(crate) fn plain_values(batches: &[usize]) -> Vec<Vec<u32>> {
-    plain(batches).0.values()
-}
-
 /// Trains on with release and with plain Burn from there; both are to stay the same.
 pub(crate) fn assert_goes_on(mut model: Small, optim: &mut ReleaseOptimizer, mut plain: Plain) {
     assert_eq!(model.values(), plain.0.values(), "before going on");
@@ -169,12 +161,3 @@ macro_rules! assert_error {
     }};
 }
 pub(crate) use assert_error;
-
-/// What came out, unless it was refused in words.
-pub(crate) fn unless_refused<T>(run: impl FnOnce() -> T) -> Option<T> {
-    let refused = |text: String| {
-        let is_refused = text.starts_with("gradient release: ");
-        assert!(is_refused, "another panic: {text}");
-    };
-    panic_of(run).map_err(refused).ok()
-}
