@@ -1,6 +1,6 @@
 //! The loop with gradient release.
 
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::AdamConfig;
 use burn::tensor::Device;
 use burn_lean::WithGradientRelease;
 
@@ -15,11 +15,9 @@ pub(crate) fn train(steps: usize) -> Outcome {
 
     for step in 0..steps {
         let lr = 1e-2 / (1.0 + 0.01 * step as f64);
-        model = optim.arm(lr, model);
         let loss = model.loss(points.clone(), targets.clone());
         last = loss.clone().into_scalar();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(lr, model, grads);
+        model = optim.backward(lr, loss, model);
     }
     Outcome::new(last, &model)
 }

@@ -10,10 +10,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::optim::{AccumulateInMoments, EightBitMoments, InOnePass, Lean, MomentDecay};
-use burn_lean::{
-    NormClipping, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-    clip_grad_norm, no_decay,
-};
+use burn_lean::{NormClipping, ReleaseOptimizer, WithGradientRelease, clip_grad_norm, no_decay};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -159,12 +156,12 @@ fn peak<M: Decoder>(line: Line, mut model: M, device: &Device) -> Result<f32> {
         let tokens = Distribution::Uniform(0.0, VOCABULARY as f64);
         Tensor::<2, Int>::random([BATCH, TIME + 1], tokens, device)
     };
-    let mut step: Box<dyn FnMut(M) -> Result<M, ReleaseError>> = match line {
+    let mut step: Box<dyn FnMut(M) -> M> = match line {
         Line::PlainBurn => {
             let mut optim = optim;
             Box::new(move |model| {
                 let grads = gradients(&model, model.loss(batch(), line));
-                Ok(optim.step(LR, model, grads))
+                optim.step(LR, model, grads)
             })
         }
         Line::FourMicroBatchesClipGroups => {
@@ -177,19 +174,17 @@ fn peak<M: Decoder>(line: Line, mut model: M, device: &Device) -> Result<f32> {
                 }
                 let mut grads = sums.grads();
                 clip_grad_norm(&model, &mut grads, 1.0);
-                Ok(optim.step(LR, model, grads))
+                optim.step(LR, model, grads)
             })
         }
         Line::SumsInMoments => {
             let mut optim = optim.with_gradient_release();
             Box::new(move |mut model| {
                 for _ in 0..MICRO_BATCHES {
-                    model = optim.arm(LR, model);
                     let loss = model.loss(batch(), line) / MICRO_BATCHES as f64;
-                    let grads = gradients(&model, loss);
-                    model = optim.step(LR, model, grads);
+                    model = optim.backward(LR, loss, model);
                 }
-                Ok(model)
+                model
             })
         }
         _ => {
@@ -200,10 +195,10 @@ fn peak<M: Decoder>(line: Line, mut model: M, device: &Device) -> Result<f32> {
         }
     };
     for _ in 0..2 {
-        model = step(model)?;
+        model = step(model);
     }
     HEAP.reset_peak_usage();
-    step(model)?;
+    step(model);
     Ok(HEAP.peak_usage_as_mb())
 }
 
@@ -220,19 +215,15 @@ fn gradients(model: &impl Module, loss: Tensor<1>) -> GradientsParams {
 /// for the step.
 fn accumulated_step<M: Decoder>(
     optim: &mut ReleaseOptimizer,
-    mut model: M,
+    model: M,
     line: Line,
     batch: &mut impl FnMut() -> Tensor<2, Int>,
-) -> Result<M, ReleaseError> {
-    let mut sums = ReleaseAccumulator::new();
+) -> M {
     for _ in 1..MICRO_BATCHES {
-        model = sums.arm(model);
         let loss = model.loss(batch(), line) / MICRO_BATCHES as f64;
-        sums.accumulate(&model, gradients(&model, loss));
+        optim.accumulate(loss, &model);
     }
     let last = batch();
-    let stepped = optim.try_two_passes(LR, model, sums.grads(), |model| {
-        model.loss(last.clone(), line) / MICRO_BATCHES as f64
-    })?;
-    Ok(stepped.0)
+    let loss = |model: &M| model.loss(last.clone(), line) / MICRO_BATCHES as f64;
+    optim.two_passes(LR, model, loss).0
 }

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::optim::InFiveBytes;
-use burn_lean::{FirstPass, MixedPrecision, WithGradientRelease};
+use burn_lean::{MixedPrecision, WithGradientRelease};
 use language_model::model::{Gpt, GptConfig};
 use language_model::text::Text;
 use peak_alloc::PeakAlloc;
@@ -71,11 +71,9 @@ fn losses() -> Result<()> {
                 let rise = (step as f64 / 40.0).min(1.0);
                 let fall = 1.0 - step as f64 / (STEPS + 1) as f64;
                 let lr = 3e-3 * rise * fall;
-                model = optim.arm(lr, model);
                 let loss = model.loss(text.batch(8, &device));
                 sum += loss.clone().into_scalar::<f32>();
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(lr, model, grads);
+                model = optim.backward(lr, loss, model);
                 if step % 20 == 0 {
                     println!("{precision:?},{seed},{step},{:.4}", sum / 20.0);
                     sum = 0.0;
@@ -98,22 +96,17 @@ fn tiny_llama() -> Result<()> {
         .with_hidden(5632);
     let device = Device::flex().autodiff();
     let mut model = Precision::FiveBytes.model(&config, &device)?;
-    let mut optim = Precision::FiveBytes
-        .optimizer()
-        .with_gradient_release()
-        .with_first_pass(FirstPass::Small);
+    let mut optim = Precision::FiveBytes.optimizer().with_gradient_release();
     println!("{} parameters", model.num_params());
     for step in 1..=3 {
         HEAP.reset_peak_usage();
         let start = Instant::now();
         let tokens: Vec<i32> = (0..=512).map(|at| at * 7919 % 32_000).collect();
         let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, 513]), &device);
-        model = optim.arm(1e-4, model);
         let loss = model.loss(tokens);
         let value = loss.clone().into_scalar::<f32>();
         let forward = HEAP.peak_usage_as_gb();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(1e-4, model, grads);
+        model = optim.backward(1e-4, loss, model);
         println!(
             "step {step}: loss {value:.3}, peak {:.3} GiB (forward {forward:.3}), kept {:.3} GiB, {:.0} s",
             HEAP.peak_usage_as_gb(),

@@ -14,10 +14,10 @@ use anyhow::{Error, Result};
 use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use burn_lean::optim::InFiveBytes;
-use burn_lean::{MixedPrecision, ReleaseAccumulator, WithGradientRelease, no_decay};
+use burn_lean::{MixedPrecision, WithGradientRelease, no_decay};
 use peak_alloc::PeakAlloc;
 
 use language_model::model::GptConfig;
@@ -54,8 +54,6 @@ fn main() -> Result<()> {
         .with_f32_gradients()
         // Biases, and the gains of norms.
         .with_group(no_decay(&model), adamw(0.0), None);
-    // One set of sums, where Burn's accumulator holds two sets of gradients.
-    let mut accumulator = ReleaseAccumulator::in_f32();
     // The product of a rise over 40 steps and a fall over all.
     let mut schedule = ComposedLrSchedulerConfig::new()
         .linear(LinearLrSchedulerConfig::new(0.05, 1.0, 40))
@@ -69,19 +67,13 @@ fn main() -> Result<()> {
         let lr = schedule.step();
         let mut mean = 0.0;
         for micro_batch in 1..=MICRO_BATCHES {
-            let is_last = micro_batch == MICRO_BATCHES;
-            model = if is_last {
-                optim.arm_accumulated(lr.clone(), model, accumulator.grads())
-            } else {
-                accumulator.arm(model)
-            };
             let loss = model.loss(text.batch(BATCH, &device)) / MICRO_BATCHES as f64;
             mean += loss.clone().into_scalar::<f32>();
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            if is_last {
-                model = optim.step(lr.clone(), model, grads);
+            if micro_batch < MICRO_BATCHES {
+                // One set of sums, in f32, where Burn's accumulator holds two sets of gradients.
+                optim.accumulate(loss, &model);
             } else {
-                accumulator.accumulate(&model, grads);
+                model = optim.backward(lr.clone(), loss, model);
             }
         }
         if step == 1 || step % 50 == 0 {

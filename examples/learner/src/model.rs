@@ -59,7 +59,9 @@ impl TrainStep for Classifier {
 
     fn step(&self, digits: Digits) -> TrainOutput<ClassificationOutput> {
         let output = self.classify(digits);
-        TrainOutput::new(self, output.loss.backward(), output)
+        // In place of `TrainOutput::new(self, output.loss.backward(), output)`, which it is without
+        // gradient release.
+        burn_lean::train::output(self, output.loss.clone(), output)
     }
 }
 

@@ -4,10 +4,10 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::store::RecordError;
+use burn::tensor::Tensor;
 use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
-    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
-    WithGradientRelease, timeline,
+    DataParallel, ReleaseError, ReleaseOptimizer, SaveStatesError, WithGradientRelease, timeline,
 };
 use lean_run_folder::CannotWrite;
 use std::path::Path;
@@ -18,8 +18,7 @@ use vit_common::settings::Settings;
 /// Burn's optimizer, with or without gradient release.
 ///
 /// A program that always trains with gradient release has no such choice: it keeps a
-/// [`ReleaseOptimizer`] and calls its `arm` before the forward pass and its `step` after the
-/// backward pass.
+/// [`ReleaseOptimizer`] and calls its `backward`.
 #[allow(missing_debug_implementations)] // Burn's optimizer has none.
 pub enum Optimizer {
     /// All gradients first, then the step.
@@ -41,30 +40,26 @@ impl Optimizer {
         if settings.mode == Mode::Plain {
             return Self::Plain(optimizer);
         }
-        // A resumed run has the weights of the uninterrupted one, bit for bit.
-        let optimizer = optimizer
-            .with_gradient_release()
-            .with_first_pass(FirstPass::Exact);
+        let optimizer = optimizer.with_gradient_release();
         Self::Release(match parallel {
             None => optimizer,
             Some(parallel) => optimizer.with_reduction(Arc::new(parallel.clone())),
         })
     }
 
-    /// Prepares the model for the forward pass of a step.
-    pub fn arm<M: Module>(&mut self, rate: f64, model: M) -> Result<M> {
+    /// Runs backward from the loss. The model after the step.
+    pub fn backward<M: Module>(&mut self, rate: f64, loss: Tensor<1>, model: M) -> Result<M> {
         match self {
-            Self::Plain(_) => Ok(model),
-            Self::Release(optimizer) => optimizer.try_arm(rate, model).map_err(reason),
-        }
-    }
-
-    /// The model after the step.
-    pub fn step<M: Module>(&mut self, rate: f64, model: M, grads: GradientsParams) -> Result<M> {
-        match self {
-            // `optimizer.step(rate, model, grads)`, and a memory timeline knows of it.
-            Self::Plain(optimizer) => Ok(timeline::step(optimizer, rate, model, grads)),
-            Self::Release(optimizer) => optimizer.try_step(rate, model, grads).map_err(reason),
+            Self::Plain(optimizer) => {
+                let grads = timeline::backward(|| loss.backward());
+                let grads = GradientsParams::from_grads(grads, &model);
+                // `optimizer.step(rate, model, grads)`, and a memory timeline knows of it.
+                Ok(timeline::step(optimizer, rate, model, grads))
+            }
+            Self::Release(optimizer) => {
+                let stepped = timeline::backward(|| optimizer.try_backward(rate, loss, model));
+                Ok(stepped.map_err(ReleaseError::from)?)
+            }
         }
     }
 
@@ -103,9 +98,4 @@ impl Optimizer {
             }
         })
     }
-}
-
-/// The training ends with this error, and without the model that was refused.
-fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
-    ReleaseError::from(refused).into()
 }

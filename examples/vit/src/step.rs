@@ -1,13 +1,12 @@
-//! A step of the training: an ordinary Burn step, and what gradient release adds to it.
+//! A step of the training, with Burn's optimizer or with gradient release.
 
 use crate::device::Memory;
 use crate::model::{Model, drawn};
 use crate::optimizer::Optimizer;
 use anyhow::Result;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::{DataParallel, MixedPrecision, ReleaseError, Replicas, timeline};
+use burn_lean::{CastError, DataParallel, MixedPrecision, Replicas, timeline};
 use std::f64::consts::PI;
 use vit_common::config::{Checkpointing, OptimizerKind, WARM_UP};
 use vit_common::data::{Dataset, Image, Split, labels};
@@ -42,7 +41,7 @@ impl Steps<'_> {
             // But for norms, which stay in f32.
             DType::BF16 => MixedPrecision::bf16()
                 .cast(model)
-                .map_err(ReleaseError::from)?,
+                .map_err(CastError::from)?,
             _ => model,
         };
         let optimizer = Optimizer::new(self.settings, self.parallel.as_ref(), &model);
@@ -70,16 +69,11 @@ impl Steps<'_> {
             self.settings.iterations(self.data),
         );
 
-        // From here on, a parameter steps as soon as the backward pass has its gradient.
-        model = optimizer.arm(rate, model)?;
         let forward = || cross_entropy(model.forward(images, seed), labels);
         let loss = timeline::forward(&model, forward);
         let mean = loss.clone().without_autodiff();
         memory.look();
-        let grads = timeline::backward(|| loss.backward());
-        let grads = GradientsParams::from_grads(grads, &model);
-        drop(loss);
-        model = optimizer.step(rate, model, grads)?;
+        model = optimizer.backward(rate, loss, model)?;
         memory.look();
         Ok((model, mean))
     }

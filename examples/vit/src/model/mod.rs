@@ -52,8 +52,8 @@ pub trait Model: Module {
 
 /// Draws all weights, in the order of the fields.
 ///
-/// Burn draws a weight at its first access. That is the forward pass, in its order, or an optimizer
-/// that arms the model: the same seed would give other weights.
+/// Burn draws a weight at its first access. That is the forward pass, in its order, or what looks at the
+/// model before, as a cast or a checkpoint: the same seed would give other weights.
 pub fn drawn<M: Module>(model: M) -> M {
     struct Access;
     impl ModuleVisitor for Access {
