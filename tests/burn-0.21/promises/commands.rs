@@ -165,14 +165,16 @@ impl Members {
             .iter()
             .filter_map(|file| fs::read_to_string(file).ok())
             .collect();
-        for part in filter.split("::").filter(|part| !part.is_empty()) {
-            let names = ["fn ", "mod "].map(|kind| format!("{kind}{part}"));
+        // A filter ends anywhere in a name, but a part before `::` is a whole one.
+        let (modules, last) = filter.rsplit_once("::").unwrap_or(("", filter));
+        let modules = modules.split("::").filter(|part| !part.is_empty());
+        let whole = modules.map(|part| vec![format!("mod {part};"), format!("mod {part} {{")]);
+        for names in whole.chain([vec![format!("mod {last}"), format!("fn {last}")]]) {
             let has = |source: &String| names.iter().any(|name| source.contains(name));
-            sources
-                .iter()
-                .any(has)
+            let is_there = sources.iter().any(has);
+            is_there
                 .then_some(())
-                .ok_or(format!("no test {part}"))?;
+                .ok_or(format!("no test {}", names[0]))?;
         }
         Ok(())
     }
