@@ -1,6 +1,8 @@
 //! The program as a user runs it: its measurements, its files, and what it leaves out.
 
 mod burn;
+#[path = "../../../tests/commands.rs"]
+mod commands;
 mod python;
 
 use assert_cmd::Command;
@@ -157,4 +159,9 @@ fn nobody_needs_to_read_what_a_suite_says() {
     let json = fs::read(folder.path().join("results.json")).unwrap();
     let json: Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["runs"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn commands_of_the_pages_are_understood() {
+    commands::are_parsed(&["benchmarks"], env!("CARGO_BIN_EXE_benchmarks"));
 }

@@ -9,6 +9,14 @@ use std::collections::HashMap;
 use std::process::Command;
 use std::process::Stdio;
 
+#[path = "../../../tests/commands.rs"]
+mod commands;
+
+#[test]
+fn commands_of_the_pages_are_understood() {
+    commands::are_parsed(&[env!("CARGO_PKG_NAME")], PROGRAM.path);
+}
+
 #[test]
 fn modes_and_checkpointing_train_the_same_weights() {
     let home = Home::new();

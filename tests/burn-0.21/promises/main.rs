@@ -10,6 +10,7 @@ mod harness;
 mod accumulator;
 mod checkpoints;
 mod clipping;
+mod commands;
 mod custom_operation;
 mod edge_cases;
 mod equivalence;

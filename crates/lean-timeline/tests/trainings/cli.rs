@@ -407,3 +407,14 @@ fn savings_are_estimated_and_chosen_from() {
         fails(text, 2, "give a number and a unit");
     }
 }
+
+#[path = "../../../../tests/commands.rs"]
+mod commands;
+
+#[test]
+fn commands_of_the_pages_are_understood() {
+    commands::are_parsed(
+        &["burn-memory", "lean-timeline"],
+        env!("CARGO_BIN_EXE_burn-memory"),
+    );
+}
