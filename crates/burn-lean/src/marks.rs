@@ -47,6 +47,21 @@ pub(crate) fn step<T>(
     )
 }
 
+/// Replaces a weight by that of the replica that has stepped it.
+#[cfg(feature = "timeline")]
+pub(crate) fn replace<E>(
+    weight: DispatchTensor,
+    run: impl FnOnce(DispatchTensor) -> Result<DispatchTensor, E>,
+) -> Result<DispatchTensor, E> {
+    let of_weight = lean_timeline::heap::is_recording().then(|| address(&weight));
+    lean_timeline::heap::step(
+        of_weight.flatten(),
+        None,
+        || run(weight),
+        |result| result.as_ref().ok().and_then(address),
+    )
+}
+
 #[cfg(not(feature = "timeline"))]
 mod nothing {
     use burn::backend::DispatchTensor;
@@ -58,6 +73,13 @@ mod nothing {
         _: impl FnOnce(&T) -> Option<&DispatchTensor>,
     ) -> T {
         run(weight, grad)
+    }
+
+    pub(crate) fn replace<E>(
+        weight: DispatchTensor,
+        run: impl FnOnce(DispatchTensor) -> Result<DispatchTensor, E>,
+    ) -> Result<DispatchTensor, E> {
+        run(weight)
     }
 
     pub(crate) fn operation<T>(_: &'static str, run: impl FnOnce() -> T) -> T {

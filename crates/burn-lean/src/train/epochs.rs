@@ -52,6 +52,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
             "gradient release: Burn keeps the optimizer of a `Learner` private; make the learner \
              with `burn_lean::train::release_learner` in place of `Learner::new`",
         );
+        // As Burn's strategy for one device: this draws weights that nobody has read, in the order of the
+        // model's fields.
+        learner.fork(&strategy.device);
         let model = learner.model();
         // It would hold the first weights.
         drop(learner);
@@ -60,7 +63,6 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Epochs<Batch<M>> {
             "gradient release: clipping by a norm of all gradients needs two passes; add \
              `with_two_passes()` to the `GradientReleaseStrategy`"
         );
-        let model = model.fork(&strategy.device);
         let processes = &strategy.processes;
         let stops_early = components.early_stopping.is_some();
         processes.same_settings([
