@@ -4,7 +4,16 @@
 #[cfg(feature = "timeline")]
 use burn::backend::DispatchTensor;
 #[cfg(feature = "timeline")]
+use burn::module::{Module, Param};
+#[cfg(feature = "timeline")]
+use burn::tensor::Tensor;
+#[cfg(feature = "timeline")]
 pub(crate) use lean_timeline::heap::{operation, recompute};
+#[cfg(feature = "timeline")]
+use lean_timeline::snapshot::Parameter;
+
+#[cfg(feature = "timeline")]
+use crate::path::{Path, PathVisitor, WithPaths, is_embedding, path_text};
 
 /// The address of a tensor's memory, if it is on Flex.
 #[cfg(all(feature = "timeline", feature = "flex"))]
@@ -27,6 +36,41 @@ pub(crate) fn read(weight: &DispatchTensor) {
     lean_timeline::heap::read(|| address(weight));
 }
 
+/// The parameters of a model, each with the address of its memory. One that is not initialized yet
+/// is left out: reading it here would change the order in which parameters draw random numbers.
+#[cfg(feature = "timeline")]
+pub(crate) fn parameters_of<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
+    struct Parameters(Vec<(Parameter, usize)>);
+    impl PathVisitor for Parameters {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            if !param.is_initialized() {
+                return;
+            }
+            let (base, shape) = (param.base(), param.lazy_shape());
+            let parameter = Parameter {
+                path: path_text(path),
+                is_embedding: is_embedding(path),
+                bytes: (shape.num_elements() * base.dtype().size()) as u64,
+                shape: shape.to_vec(),
+            };
+            let address = address(&base.into_dispatch());
+            self.0.extend(address.map(|address| (parameter, address)));
+        }
+    }
+    let mut parameters = Parameters(Vec::new());
+    model.visit(&mut WithPaths::new(&mut parameters));
+    parameters.0
+}
+
+/// Says where the parameters of a model are: some were drawn since the forward pass began, and others
+/// have come from another replica.
+#[cfg(feature = "timeline")]
+pub(crate) fn parameters<M: Module>(model: &M) {
+    if lean_timeline::heap::is_recording() {
+        lean_timeline::heap::parameters(&parameters_of(model));
+    }
+}
+
 /// Steps a weight with its gradient; `stepped` is the new weight in the result, if there is one.
 #[cfg(feature = "timeline")]
 pub(crate) fn step<T>(
@@ -47,21 +91,6 @@ pub(crate) fn step<T>(
     )
 }
 
-/// Replaces a weight by that of the replica that has stepped it.
-#[cfg(feature = "timeline")]
-pub(crate) fn replace<E>(
-    weight: DispatchTensor,
-    run: impl FnOnce(DispatchTensor) -> Result<DispatchTensor, E>,
-) -> Result<DispatchTensor, E> {
-    let of_weight = lean_timeline::heap::is_recording().then(|| address(&weight));
-    lean_timeline::heap::step(
-        of_weight.flatten(),
-        None,
-        || run(weight),
-        |result| result.as_ref().ok().and_then(address),
-    )
-}
-
 #[cfg(not(feature = "timeline"))]
 mod nothing {
     use burn::backend::DispatchTensor;
@@ -75,12 +104,7 @@ mod nothing {
         run(weight, grad)
     }
 
-    pub(crate) fn replace<E>(
-        weight: DispatchTensor,
-        run: impl FnOnce(DispatchTensor) -> Result<DispatchTensor, E>,
-    ) -> Result<DispatchTensor, E> {
-        run(weight)
-    }
+    pub(crate) fn parameters<M>(_: &M) {}
 
     pub(crate) fn operation<T>(_: &'static str, run: impl FnOnce() -> T) -> T {
         run()

@@ -48,21 +48,20 @@ use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use lean_timeline::heap;
-use lean_timeline::snapshot::Parameter;
 
 pub use lean_timeline::heap::{Heap, RecordError, Recorder, Recording, SMALL, backward};
 pub use lean_timeline::snapshot::{Category, Snapshot};
 
-use crate::marks::{self, address};
+use crate::marks::{self, parameters_of};
 use crate::optimizer::{step_one, with_value};
-use crate::path::{Path, PathMapper, PathVisitor, WithPaths, is_embedding, path_text};
+use crate::path::{Path, PathMapper, WithPaths, path_text};
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
 /// the model of the step.
 ///
 /// Without a recording it only calls `pass`.
 pub fn forward<M: Module, T>(model: &M, pass: impl FnOnce() -> T) -> T {
-    heap::forward("flex", || parameters(model), pass)
+    heap::forward("flex", || parameters_of(model), pass)
 }
 
 /// The step of a plain optimizer of Burn, `optim.step(lr, model, grads)`, which tells the recording
@@ -79,7 +78,7 @@ pub fn step<M: Module>(
     if !heap::is_recording() {
         return optim.step(lr, model, grads);
     }
-    heap::parameters(&parameters(&model));
+    heap::parameters(&parameters_of(&model));
     model.map(&mut WithPaths::new(&mut Stepper { optim, lr, grads }))
 }
 
@@ -141,29 +140,4 @@ impl Reparameterization for Watched {
         marks::read(&base);
         Tensor::from_dispatch(base)
     }
-}
-
-/// The parameters of a model, each with the address of its memory. One that is not initialized yet
-/// is left out: reading it here would change the order in which parameters draw random numbers.
-fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
-    struct Parameters(Vec<(Parameter, usize)>);
-    impl PathVisitor for Parameters {
-        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-            if !param.is_initialized() {
-                return;
-            }
-            let (base, shape) = (param.base(), param.lazy_shape());
-            let parameter = Parameter {
-                path: path_text(path),
-                is_embedding: is_embedding(path),
-                bytes: (shape.num_elements() * base.dtype().size()) as u64,
-                shape: shape.to_vec(),
-            };
-            let address = address(&base.into_dispatch());
-            self.0.extend(address.map(|address| (parameter, address)));
-        }
-    }
-    let mut parameters = Parameters(Vec::new());
-    model.visit(&mut WithPaths::new(&mut parameters));
-    parameters.0
 }

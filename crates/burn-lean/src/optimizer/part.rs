@@ -16,6 +16,7 @@ use super::{HERE, ReleaseOptimizer};
 use crate::backward::{self, Frame};
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::GradNorm;
+use crate::marks;
 use crate::recompute::{check_outside_of_scopes, forget_random};
 use crate::wide::is_half;
 
@@ -380,6 +381,7 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
 
     fn begin(&mut self, frame: &mut Frame) -> Result<(), ReleaseError> {
         let model = self.model.take().expect(MODEL);
+        marks::parameters(&model);
         let (model, found) = take(model, &self.held.survey, &mut self.held.optimizer.sums);
         self.model = Some(model);
         self.held
@@ -400,6 +402,7 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
     fn output(self) -> M {
         let model = self.give_back();
         // A weight may have come from another replica.
+        marks::parameters(&model);
         model
     }
 

@@ -344,8 +344,7 @@ impl State {
         self.arrived(place, mean.map(|mean| shaped(mean, shape)));
         if matches!(self.purpose, Purpose::Step(_)) && in_flight.reduction().is_sharded() {
             let weight = self.entries[place].value.take_weight();
-            let from_owner = |weight| in_flight.weight_from_owner(param, weight);
-            let weight = marks::replace(weight, from_owner)?;
+            let weight = in_flight.weight_from_owner(param, weight)?;
             self.entries[place].value = Value::Weight(weight);
         }
         Ok(())

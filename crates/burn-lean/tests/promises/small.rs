@@ -8,7 +8,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, activation};
 use burn_lean::{ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::{Bits, adamw, bits, flex, numbers, plain_step, release_step};
+use crate::harness::{adamw, bits, flex, numbers, plain_step, release_step};
 
 #[derive(Module, Debug)]
 pub(crate) struct Small {
