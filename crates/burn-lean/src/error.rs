@@ -190,13 +190,13 @@ pub enum ReleaseError {
 }
 
 /// A refused call, with the model that it was given, and with gradients or a loss.
-#[derive(thiserror::Error)]
-#[error("{error}")]
-pub struct Refused<M, G = (), E = ReleaseError> {
+// Boxed, so that a call that goes well does not carry the room that a refusal needs.
+pub struct Refused<M, G = (), E = ReleaseError>(Box<Given<M, G, E>>);
+
+struct Given<M, G, E> {
     model: M,
     grads: G,
-    // Boxed, so that a call that goes well does not carry the room that a refusal needs.
-    error: Box<E>,
+    error: E,
 }
 
 impl<M, E> Refused<M, (), E> {
@@ -207,31 +207,31 @@ impl<M, E> Refused<M, (), E> {
 
 impl<M, G, E> Refused<M, G, E> {
     pub(super) fn with_grads(model: M, grads: G, error: E) -> Self {
-        Self {
+        Self(Box::new(Given {
             model,
             grads,
-            error: Box::new(error),
-        }
+            error,
+        }))
     }
 
     /// Why the call was refused.
     pub fn error(&self) -> &E {
-        &self.error
+        &self.0.error
     }
 
     /// The model that was given.
     pub fn into_model(self) -> M {
-        self.model
+        self.0.model
     }
 
     /// The model that was given, and why the call was refused.
     pub fn into_parts(self) -> (M, E) {
-        (self.model, *self.error)
+        (self.0.model, self.0.error)
     }
 
     /// The model, and the gradients or the loss, as they were given, to try again with.
     pub fn into_given(self) -> (M, G) {
-        (self.model, self.grads)
+        (self.0.model, self.0.grads)
     }
 }
 
@@ -239,14 +239,22 @@ impl<M, G, E> Refused<M, G, E> {
 impl<M, G, E: std::fmt::Debug> std::fmt::Debug for Refused<M, G, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Refused")
-            .field("error", &self.error)
+            .field("error", &self.0.error)
             .finish_non_exhaustive()
     }
 }
 
+impl<M, G, E: std::fmt::Display> std::fmt::Display for Refused<M, G, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.error.fmt(f)
+    }
+}
+
+impl<M, G, E: std::error::Error> std::error::Error for Refused<M, G, E> {}
+
 impl<M, G> From<Refused<M, G>> for ReleaseError {
     fn from(refused: Refused<M, G>) -> Self {
-        *refused.error
+        refused.0.error
     }
 }
 

@@ -87,8 +87,8 @@ pub use lean_replicas::Mpi;
 pub use lean_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 pub use mixed_precision::{CastError, MixedPrecision};
 pub use optimizer::{
-    Accumulating, IntoModuleOptimizer, Measuring, Outcome, Part, ReleaseOptimizer, StepReport,
-    Stepping, WithGradientRelease, backward, try_backward,
+    Accumulating, IntoModuleOptimizer, Measuring, Outcome, Part, RefusedPass, ReleaseOptimizer,
+    StepReport, Stepping, WithGradientRelease, backward, try_backward,
 };
 pub use recompute::{
     Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, Planned, TwoPasses, checkpoint,

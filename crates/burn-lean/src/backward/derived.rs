@@ -131,8 +131,9 @@ pub(super) struct Derived {
 }
 
 /// Those on the tapes of all threads, by node: Burn gives the backward step of a node to nobody.
-static ON_TAPES: LazyLock<Mutex<HashMap<u64, (Weak<Derived>, TakeGradient)>>> =
-    LazyLock::new(Mutex::default);
+static ON_TAPES: LazyLock<Mutex<OnTapes>> = LazyLock::new(Mutex::default);
+
+type OnTapes = HashMap<u64, (Weak<Derived>, TakeGradient)>;
 
 /// Those that exist, by node.
 pub(super) fn on_tapes() -> HashMap<u64, (Arc<Derived>, TakeGradient)> {

@@ -67,6 +67,7 @@ pub(crate) struct StepGradients {
 }
 
 /// A gradient after its transforms.
+#[allow(clippy::large_enum_variant)] // One at a time, on the stack.
 pub(crate) enum Transformed<const D: usize> {
     Gradient(Tensor<D>),
     /// It has overflowed: the parameter is not stepped.

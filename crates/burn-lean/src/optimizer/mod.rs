@@ -28,7 +28,7 @@ pub(crate) use model::with_value;
 pub(crate) use one_param::record_of;
 #[cfg(any(feature = "timeline", feature = "train"))]
 pub(crate) use one_param::step_one;
-pub use part::{Accumulating, Measuring, Part, Stepping, backward, try_backward};
+pub use part::{Accumulating, Measuring, Part, RefusedPass, Stepping, backward, try_backward};
 use pass::Stepper;
 pub use report::{Outcome, StepReport};
 

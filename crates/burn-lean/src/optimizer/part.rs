@@ -116,7 +116,7 @@ pub fn backward<P: Part, const D: usize>(loss: Tensor<D>, parts: P) -> (P::Outpu
 pub fn try_backward<P: Part, const D: usize>(
     loss: Tensor<D>,
     mut parts: P,
-) -> Result<(P::Output, Gradients), Refused<P::Given, Option<Tensor<D>>>> {
+) -> Result<(P::Output, Gradients), RefusedPass<P, D>> {
     let checked = check_outside_of_scopes().and_then(|()| match loss.is_tracked() {
         true => parts.check(),
         false => Err(ReleaseError::NotInGraph),
@@ -150,6 +150,9 @@ fn unknown_tape() -> ReleaseError {
                 .into(),
     }
 }
+
+/// A refused pass, with the models, and with the loss if backward has not run.
+pub type RefusedPass<P, const D: usize> = Refused<<P as sealed::Run>::Given, Option<Tensor<D>>>;
 
 /// A part of a backward pass: an optimizer with what it does, or a tuple of such.
 pub trait Part: sealed::Run {}

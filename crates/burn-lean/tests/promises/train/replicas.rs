@@ -163,7 +163,8 @@ fn an_interruption_of_one_stops_all() {
 /// At launch, where batches end, and where weights are compared.
 #[test]
 fn what_a_replica_does_otherwise_is_named() {
-    let rows: [(fn(&mut Training), &str); 3] = [
+    type Change = fn(&mut Training);
+    let rows: [(Change, &str); 3] = [
         (
             |training| training.epochs = EPOCHS + 1,
             "rank 0: the setting epochs: 4; rank 1: the setting epochs: 5",
