@@ -1,7 +1,7 @@
 //! Checks of a model before anything is changed.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use burn::Tensor;
@@ -10,7 +10,6 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device};
 
-use super::Asked;
 use super::one_param::{Ask, ask, may_refuse, stateless};
 use super::pass::Stepper;
 use crate::error::ReleaseError;
@@ -185,6 +184,10 @@ in f32; take one that computes in f32, as `in_five_bytes` of `burn_lean::optim`,
 
 const DISTRIBUTED: &str = "it is marked as distributed, so Burn reduces its gradient over the devices, \
 as soon as it is complete; train this model with Burn's optimizer";
+
+/// For each device, the parameters, with their types, that the optimizer is known to step there.
+#[derive(Debug, Default)]
+pub(super) struct Asked(Vec<(Device, HashSet<(ParamId, DType)>)>);
 
 impl Asked {
     fn has(&self, checked: &Checked) -> bool {

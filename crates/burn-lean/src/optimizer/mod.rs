@@ -12,14 +12,12 @@ mod settings;
 mod step;
 mod two_passes;
 
-use std::collections::HashSet;
-
-use burn::module::{ParamGroup, ParamId};
+use burn::module::ParamGroup;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{DType, Device};
 
 use crate::error::ReleaseError;
 use crate::gradients::Pipeline;
+use checks::Asked;
 use model::Sums;
 #[cfg(feature = "data-parallel")]
 pub(crate) use model::as_param;
@@ -120,10 +118,6 @@ pub struct ReleaseOptimizer {
     /// Boxed, because errors return the optimizer by value.
     last_step: Option<Box<StepReport>>,
 }
-
-/// For each device, the parameters, with their types, that the optimizer is known to step there.
-#[derive(Debug, Default)]
-struct Asked(Vec<(Device, HashSet<(ParamId, DType)>)>);
 
 impl From<ModuleOptimizer> for ReleaseOptimizer {
     fn from(optim: ModuleOptimizer) -> Self {

@@ -4,8 +4,9 @@ use burn::grad_clipping::GradientClipping;
 use burn::module::ParamGroup;
 use burn::optim::DynOptimizer;
 
+use super::checks::Asked;
 use super::pass::Stepper;
-use super::{Asked, HERE, ReleaseOptimizer};
+use super::{HERE, ReleaseOptimizer};
 use crate::gradients::{LossScaler, NormClipping};
 
 impl ReleaseOptimizer {
