@@ -61,6 +61,9 @@ fn plain_burn_foretells_release() {
     let totals = Totals::of(&plain);
     let at_once = |snapshot| Totals::of(snapshot).most(snapshot, Category::Gradients);
     assert!(is_near(at_once(&plain).bytes, parameters));
+    if !PROGRAM.is_at_the_floor {
+        return;
+    }
     assert!(at_once(&release).bytes < parameters / 20);
     let estimate = Estimate::of(&plain, &totals).unwrap();
     assert!(estimate.most + parameters / 2 < peak(&plain));
