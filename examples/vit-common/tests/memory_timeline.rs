@@ -7,10 +7,11 @@ use lean_timeline::analysis::{Agreement, Estimate, Peak, Totals};
 use lean_timeline::snapshot::Category;
 use std::thread;
 
-/// Records the third and the fourth of five steps of ViT-S on a single small image.
+/// Records the third and the fourth of five steps of ViT-S on two small images. On a single one Burn's `Linear`
+/// reshapes its weight, and gradients of such views come last.
 fn recorded(home: &Home, mode: &str) -> Snapshot {
     let file = home.folder(&format!("{mode}.json.gz"));
-    let small = "--preset small --image-size 32 --batch-size 1 --epochs 1";
+    let small = "--preset small --image-size 32 --batch-size 2 --epochs 1";
     let options = format!("{small} --mode {mode} {}", PROGRAM.stop);
     let mut run = train(&home.folder(mode), &options);
     run.arg("--data").arg(home.folder("few"));
@@ -49,7 +50,7 @@ fn is_near(one: u64, other: u64) -> bool {
 #[test]
 fn plain_burn_foretells_release() {
     let home = &Home::new();
-    write_images(&home.folder("few"), 1, 6);
+    write_images(&home.folder("few"), 1, 12);
     // At once, as most of the time is that of one core.
     let [plain, release] = thread::scope(|scope| {
         let runs = ["plain", "release"].map(|mode| scope.spawn(move || recorded(home, mode)));
@@ -61,9 +62,6 @@ fn plain_burn_foretells_release() {
     let totals = Totals::of(&plain);
     let at_once = |snapshot| Totals::of(snapshot).most(snapshot, Category::Gradients);
     assert!(is_near(at_once(&plain).bytes, parameters));
-    if !PROGRAM.is_at_the_floor {
-        return;
-    }
     assert!(at_once(&release).bytes < parameters / 20);
     let estimate = Estimate::of(&plain, &totals).unwrap();
     assert!(estimate.most + parameters / 2 < peak(&plain));

@@ -24,8 +24,6 @@ pub(crate) struct Program {
     pub(crate) saved: &'static str,
     /// Ends a run after its fourth batch.
     pub(crate) stop: &'static str,
-    /// Whether gradients are freed one after the other in a recording of it.
-    pub(crate) is_at_the_floor: bool,
     /// Modes and ways to checkpoint, and whether these lower the peak of that mode.
     pub(crate) checkpointing: &'static [(&'static str, &'static str, bool)],
     /// Options that only this program refuses, and a part of what it says.

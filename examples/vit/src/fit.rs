@@ -103,8 +103,8 @@ pub fn choose(
 }
 
 fn peak<M: Model>(settings: &Settings, data: &Dataset, device: &Device) -> Result<u64> {
-    /// The first makes the states of the optimizer, and names that grow with the first steps are counted.
-    const STEPS: usize = 3;
+    /// The first makes the states of the optimizer, which the forward pass of the second has beside it.
+    const STEPS: usize = 2;
 
     let steps = Steps {
         settings,

@@ -107,9 +107,8 @@ impl Frame {
         self.leaves.clone()
     }
 
-    /// Awaits the gradient of a leaf. Goes on from the sum of `partial`. Of
-    /// two owners of one leaf the first gets its gradient, as with Burn's `GradientsParams`. Returns
-    /// whether this is the first.
+    /// Awaits the gradient of a leaf. Goes on from the sum of `partial`. Of two owners of one leaf the
+    /// first gets its gradient, as with Burn's `GradientsParams`. Returns whether this is the first.
     pub(crate) fn wait_for(
         &mut self,
         leaf: u64,

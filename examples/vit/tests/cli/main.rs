@@ -79,13 +79,9 @@ fn what_fits_is_chosen() {
     };
     let whole = within("whole", 1 << 30, "", ["default", "none", "adamw"]);
     let lean = within("lean", whole.0 - 1, "", ["lean", "none", "adamw"]);
-    // A fault: less fits than is asked for, by what `is_at_the_floor` says.
-    within(
-        "less",
-        lean.0 - lean.0 / 50,
-        "",
-        ["lean", "blocks", "adamw"],
-    );
+    // A run holds what no trial does: the order of the images and the losses of all batches.
+    let less = lean.0 - 2_000;
+    within("blocks", less, "", ["lean", "blocks", "adamw"]);
     // The same weights, as nothing is rounded otherwise.
     let options = "--operations default";
     let given = within(

@@ -6,9 +6,6 @@ pub(crate) const PROGRAM: Program = Program {
     path: env!("CARGO_BIN_EXE_vit"),
     saved: "optim-1.bpk",
     stop: "--stop-after 4",
-    // A fault: from its second step on, this program has as many bytes more as gradients have, when Burn's
-    // own operations keep all activations. The engine's tests are at the floor (`memory`).
-    is_at_the_floor: false,
     checkpointing: &[
         ("plain", "balanced", false),
         ("plain", "blocks", true),

@@ -7,7 +7,6 @@ pub(crate) const PROGRAM: Program = Program {
     saved: "scheduler-1.mpk",
     // It has no such option.
     stop: "",
-    is_at_the_floor: true,
     checkpointing: &[
         ("plain", "balanced", false),
         ("release", "balanced", true),
