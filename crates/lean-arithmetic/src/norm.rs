@@ -11,6 +11,14 @@ pub struct Squares {
 }
 
 impl Squares {
+    /// Those in a tensor of `[sum, scale, sum, scale, ..]`.
+    pub fn of_pairs(numbers: &[f64]) -> impl Iterator<Item = Self> {
+        numbers.chunks_exact(2).map(|pair| Self {
+            sum: pair[0],
+            scale: pair[1],
+        })
+    }
+
     /// The norm of the gradient itself.
     pub fn norm(self) -> f64 {
         self.sum.sqrt() / self.scale
@@ -70,6 +78,37 @@ pub fn global_norm(squares: impl IntoIterator<Item = Squares>) -> f64 {
         sum * change * change
     });
     squares.sum::<f64>().sqrt() / scale
+}
+
+/// The norm of the gradients of a step, measured before the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    norm: f64,
+    coefficient: f64,
+}
+
+impl GradNorm {
+    /// Of this norm, and with this factor for every gradient.
+    #[doc(hidden)] // It is measured, not made.
+    pub fn new(norm: f64, coefficient: f64) -> Self {
+        Self { norm, coefficient }
+    }
+
+    /// The global norm, before clipping and without the scale of the loss. Not a number, or
+    /// infinite, if a gradient has overflowed: then no step is taken.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// Factor for every gradient.
+    pub fn coefficient(&self) -> f64 {
+        self.coefficient
+    }
+
+    /// Whether the gradients can be stepped with.
+    pub fn is_finite(&self) -> bool {
+        self.norm.is_finite()
+    }
 }
 
 /// Factor for gradients of this global norm: `max_norm / (norm + 1e-6)` where that is less than

@@ -13,7 +13,7 @@ pub(crate) use asked::{Answer, asked};
 #[cfg(feature = "optim")]
 pub(crate) use asked::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
-pub use pipeline::GradNorm;
+pub use lean_arithmetic::norm::GradNorm;
 pub(crate) use pipeline::{Pipeline, StepGradients, Transformed};
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;

@@ -55,10 +55,7 @@ impl SquaredNorms {
                 .map(|(param, squared)| (param, squared.to_device(&device)))
                 .unzip();
             let read: Vec<f64> = Tensor::cat(squared, 0).into_data().iter().collect();
-            let squares = read.chunks_exact(2).map(|squares| Squares {
-                sum: squares[0],
-                scale: squares[1],
-            });
+            let squares = Squares::of_pairs(&read);
             self.known.extend(params.into_iter().zip(squares));
             pending = others;
         }

@@ -4,7 +4,7 @@
 use burn::Tensor;
 use burn::module::ParamId;
 use lean_arithmetic::OutOfRange;
-use lean_arithmetic::norm::{coefficient_for, ratio};
+use lean_arithmetic::norm::{GradNorm, coefficient_for, ratio};
 use lean_arithmetic::scaling::SharedLossScale;
 
 use super::clipping::{NormClipping, clip_units, scaled};
@@ -31,31 +31,6 @@ pub(crate) struct Pipeline {
     norms: SquaredNorms,
     /// The norm of all gradients of the step that comes next.
     measured: Option<GradNorm>,
-}
-
-/// The norm of the gradients of a step, before the step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GradNorm {
-    norm: f64,
-    coefficient: f64,
-}
-
-impl GradNorm {
-    /// The global norm, before clipping and without the scale of the loss. Not a number, or
-    /// infinite, if a gradient has overflowed: then no step is taken.
-    pub fn norm(&self) -> f64 {
-        self.norm
-    }
-
-    /// Factor for every gradient.
-    pub fn coefficient(&self) -> f64 {
-        self.coefficient
-    }
-
-    /// Whether the gradients can be stepped with.
-    pub fn is_finite(&self) -> bool {
-        self.norm.is_finite()
-    }
 }
 
 /// The norm, clip coefficient and loss scale of a finished step.
@@ -203,7 +178,7 @@ impl Pipeline {
             }
             _ => 1.0,
         };
-        let measured = GradNorm { norm, coefficient };
+        let measured = GradNorm::new(norm, coefficient);
         self.measured = Some(measured);
         Ok(measured)
     }
@@ -283,7 +258,7 @@ impl Pipeline {
                 let auto_clip = &mut self.averages.auto_clip;
                 auto_clip.coefficient(&config.rule(), param.val(), norm)
             }
-            (_, Some(measured)) => measured.coefficient,
+            (_, Some(measured)) => measured.coefficient(),
             (_, None) => 1.0,
         };
         scaled(grad, coefficient)
@@ -328,7 +303,7 @@ impl Pipeline {
         let is_whole =
             !has_skipped && !norms.is_empty() && stepped.all(|param| norms.contains(param));
         let norm = is_whole.then(|| match measured {
-            Some(measured) => measured.norm,
+            Some(measured) => measured.norm(),
             None => norms.global(params),
         });
         if let (Some(norm), Some(NormClipping::ZClip(config))) = (norm, self.clipping) {
@@ -342,7 +317,7 @@ impl Pipeline {
             norm,
             coefficient: measured
                 .filter(|_| is_whole && self.needs_two_passes())
-                .map(|measured| measured.coefficient),
+                .map(|measured| measured.coefficient()),
             scale: scaler.map(|scaler| scaler.update(has_skipped)),
         }
     }

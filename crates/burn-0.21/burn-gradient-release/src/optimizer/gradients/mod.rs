@@ -29,6 +29,7 @@ use self::{
 use crate::{error::ReleaseError, util::lock::lock};
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub use lean_arithmetic::norm::GradNorm;
 pub(super) use norm::widened;
 pub use record::GradientRecord;
 pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
@@ -41,31 +42,6 @@ pub(super) struct GradientPolicy {
     pub(super) measures_norm: bool,
     pub(super) stops_at_non_finite: bool,
     averages: Arc<Mutex<Averages>>,
-}
-
-/// Result of the first of two backward passes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GradNorm {
-    norm: f64,
-    coefficient: f64,
-}
-
-impl GradNorm {
-    /// The norm of all gradients together, before clipping and without the scale of the loss. Not a
-    /// number, or infinite, if a gradient has overflown: then no step is taken.
-    pub fn norm(&self) -> f64 {
-        self.norm
-    }
-
-    /// Factor applied to every gradient.
-    pub fn coefficient(&self) -> f64 {
-        self.coefficient
-    }
-
-    /// Whether the gradients can be stepped with.
-    pub fn is_finite(&self) -> bool {
-        self.norm.is_finite()
-    }
 }
 
 impl GradientPolicy {
@@ -136,7 +112,7 @@ impl GradientPolicy {
 
     /// The transform for the gradients of one step. `measured` is the result of a first pass.
     pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
-        let coefficient = measured.map(|measured| measured.coefficient);
+        let coefficient = measured.map(|measured| measured.coefficient());
         GradientTransform {
             policy: self.clone(),
             coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
@@ -158,7 +134,7 @@ impl GradientPolicy {
             ),
             _ => 1.0,
         };
-        GradNorm { norm, coefficient }
+        GradNorm::new(norm, coefficient)
     }
 
     /// Adds the norm of a step to the averages.
@@ -374,7 +350,7 @@ impl<B: Backend> GradientTransform<B> {
         had_gradients: bool,
     ) -> GradientSummary {
         let norm = match self.measured {
-            Some(measured) => Some(measured.norm),
+            Some(measured) => Some(measured.norm()),
             None => {
                 let squared = self.norms.read(params);
                 (!squared.is_empty())

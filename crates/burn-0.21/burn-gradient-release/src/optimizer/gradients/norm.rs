@@ -102,11 +102,7 @@ pub(super) fn scale<B: Backend, const D: usize>(largest: Tensor<B, D>) -> Tensor
 /// The squared norms in a tensor of them. Waits for the device.
 fn squares_in<B: Backend>(squared: Tensor<B, 1>) -> Vec<Squares> {
     let numbers: Vec<f64> = squared.into_data().iter().collect();
-    let squares = numbers.chunks_exact(2).map(|squares| Squares {
-        sum: squares[0],
-        scale: squares[1],
-    });
-    squares.collect()
+    Squares::of_pairs(&numbers).collect()
 }
 
 /// One squared norm. Waits for the device.
