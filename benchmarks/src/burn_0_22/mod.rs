@@ -12,7 +12,9 @@ use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations};
 use burn_0_22::optim::{GradientsParams, ModuleOptimizer};
 use burn_0_22::tensor::Device;
-use burn_lean::{CastError, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{
+    CastError, EarlyGradients, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+};
 use std::time::Instant;
 use vit::model::{LeanVit, Vit, digest, drawn};
 use vit_0_21::memory::{Heap, Memory};
@@ -63,6 +65,10 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
             .cast(model)
             .map_err(CastError::from)?,
         false => model,
+    };
+    let model = match run.mode {
+        Mode::Release => model.apply_reparameterization(EarlyGradients),
+        _ => model,
     };
     let optimizer = optimizer::ordinary(kind, settings.seed, &model);
     let training = Train {

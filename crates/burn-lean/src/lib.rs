@@ -26,8 +26,8 @@
 //! Start with [`ReleaseOptimizer`]. Its [`accumulate`](ReleaseOptimizer::accumulate) is for micro-batches,
 //! its [`two_passes`](ReleaseOptimizer::two_passes) for clipping by the global norm, and
 //! [`backward()`] for several optimizers under one loss. [`NormClipping`] and [`LossScaler`] change
-//! gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16. [`derived`] is for
-//! functions of parameters. [`StepReport`] says what a step did, and [`ReleaseError`] why a call was
+//! gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16. [`EarlyGradients`] is
+//! for weights that reach their operation by way of others. [`StepReport`] says what a step did, and [`ReleaseError`] why a call was
 //! refused.
 //!
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
@@ -50,6 +50,7 @@ mod backend;
 mod backward;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
+mod early;
 mod error;
 mod gradients;
 mod groups;
@@ -72,9 +73,9 @@ pub mod timeline;
 pub mod train;
 mod wide;
 
-pub use self::backward::derived;
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
+pub use early::{EarlyGradient, EarlyGradients};
 pub use error::{Refused, ReleaseError};
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,

@@ -107,7 +107,8 @@ impl PathMapper for Stepper<'_> {
 }
 
 /// A model whose reads of parameters are told to the recording: so an activation has the path of the
-/// parameter that was read last before. The values are the same, with and without gradient release.
+/// parameter that was read last before. The values are the same, with and without gradient release. A
+/// model with [`EarlyGradients`](crate::EarlyGradients), whose place it would take, tells them anyway.
 ///
 /// `materialize()` gives the ordinary model back.
 pub fn watched<M: Module>(model: M) -> M {

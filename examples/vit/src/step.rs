@@ -6,9 +6,9 @@ use crate::optimizer::Optimizer;
 use anyhow::Result;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::{CastError, DataParallel, MixedPrecision, Replicas, timeline};
+use burn_lean::{CastError, DataParallel, EarlyGradients, MixedPrecision, Replicas, timeline};
 use std::f64::consts::PI;
-use vit_common::config::{Checkpointing, OptimizerKind, WARM_UP};
+use vit_common::config::{Checkpointing, Mode, OptimizerKind, WARM_UP};
 use vit_common::data::{Dataset, Image, Split, labels};
 use vit_common::rng::SeededRng;
 use vit_common::settings::Settings;
@@ -43,6 +43,10 @@ impl Steps<'_> {
                 .cast(model)
                 .map_err(CastError::from)?,
             _ => model,
+        };
+        let model = match self.settings.mode {
+            Mode::Plain => model,
+            Mode::Release => model.apply_reparameterization(EarlyGradients),
         };
         let optimizer = Optimizer::new(self.settings, self.parallel.as_ref(), &model);
         Ok((model, optimizer))

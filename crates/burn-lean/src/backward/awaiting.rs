@@ -40,6 +40,9 @@ pub(crate) trait Owner {
     /// The gradient is complete.
     fn complete(&self, place: usize, grad: DispatchTensor);
 
+    /// The gradient was complete when backward had nothing left but parameters.
+    fn is_late(&self, _place: usize) {}
+
     /// Backward has ended, and fewer registrations came than the leaf has uses: this is their sum.
     fn is_left(&self, place: usize, grad: Option<DispatchTensor>);
 
@@ -67,7 +70,8 @@ struct Awaited {
     partial: Option<DispatchTensor>,
     /// How many registrations are to come.
     left: usize,
-    is_complete: bool,
+    /// How many gradients of other nodes had been registered when it was complete.
+    complete_after: Option<u64>,
 }
 
 /// Takes a gradient out of Burn's container.
@@ -75,10 +79,11 @@ pub(crate) type TakeGradient = fn(&mut TensorContainer<u64>, u64) -> Option<Disp
 
 #[derive(Default)]
 struct Awaiting {
-    frames: usize,
     by_leaf: HashMap<u64, Awaited>,
     /// Complete gradients that wait for their weight, and how many registrations they have waited for.
     waiting: Vec<(u64, usize)>,
+    /// How many gradients of other nodes were registered.
+    others: u64,
 }
 
 thread_local! {
@@ -92,17 +97,12 @@ thread_local! {
 const PATIENCE: usize = 2;
 
 /// Leaves that are awaited until this is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Frame {
     leaves: Vec<u64>,
 }
 
 impl Frame {
-    pub(crate) fn new() -> Self {
-        AWAITING.with_borrow_mut(|awaiting| awaiting.frames += 1);
-        Self { leaves: Vec::new() }
-    }
-
     pub(crate) fn leaves(&self) -> Vec<u64> {
         self.leaves.clone()
     }
@@ -117,7 +117,20 @@ impl Frame {
         owner: Rc<dyn Owner>,
         place: usize,
     ) -> bool {
-        let is_first = wait_for(leaf, take, partial, owner, place, 0);
+        let is_first = AWAITING.with_borrow_mut(|awaiting| match awaiting.by_leaf.entry(leaf) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(Awaited {
+                    owner,
+                    place,
+                    take,
+                    partial,
+                    left: 0,
+                    complete_after: None,
+                });
+                true
+            }
+        });
         if is_first {
             self.leaves.push(leaf);
         }
@@ -136,14 +149,21 @@ impl Frame {
         });
         own.into_iter().for_each(|(leaf, _)| complete(leaf));
         for leaf in &self.leaves {
-            let left = AWAITING.with_borrow_mut(|awaiting| {
+            let ended = AWAITING.with_borrow_mut(|awaiting| {
+                let others = awaiting.others;
                 let awaited = awaiting.by_leaf.get_mut(leaf)?;
-                let partial = awaited.partial.take();
-                let is_left = !awaited.is_complete;
-                is_left.then(|| (awaited.owner.clone(), awaited.place, partial))
+                let (owner, place) = (awaited.owner.clone(), awaited.place);
+                let left = match awaited.complete_after {
+                    None => Some(awaited.partial.take()),
+                    Some(then) if then == others => None,
+                    Some(_) => return None,
+                };
+                Some((owner, place, left))
             });
-            if let Some((owner, place, partial)) = left {
-                owner.is_left(place, partial);
+            match ended {
+                Some((owner, place, Some(partial))) => owner.is_left(place, partial),
+                Some((owner, place, None)) => owner.is_late(place),
+                None => {}
             }
         }
     }
@@ -154,14 +174,6 @@ impl Drop for Frame {
         // The thread may be about to end.
         let left = AWAITING.try_with(|awaiting| {
             let awaiting = &mut *awaiting.borrow_mut();
-            awaiting.frames -= 1;
-            // Functions of parameters, which belong to no frame, are left by a panic alone.
-            if awaiting.frames == 0 {
-                awaiting.waiting.clear();
-                return std::mem::take(&mut awaiting.by_leaf)
-                    .into_values()
-                    .collect();
-            }
             let leaves = std::mem::take(&mut self.leaves);
             awaiting.waiting.retain(|(leaf, _)| !leaves.contains(leaf));
             let left = leaves
@@ -172,37 +184,6 @@ impl Drop for Frame {
         // Without the borrow: what an owner drops may run somebody else's code.
         drop(left);
     }
-}
-
-/// Returns whether nobody else has awaited it.
-pub(super) fn wait_for(
-    leaf: u64,
-    take: TakeGradient,
-    partial: Option<DispatchTensor>,
-    owner: Rc<dyn Owner>,
-    place: usize,
-    left: usize,
-) -> bool {
-    AWAITING.with_borrow_mut(|awaiting| match awaiting.by_leaf.entry(leaf) {
-        Entry::Occupied(_) => false,
-        Entry::Vacant(entry) => {
-            entry.insert(Awaited {
-                owner,
-                place,
-                take,
-                partial,
-                left,
-                is_complete: false,
-            });
-            true
-        }
-    })
-}
-
-/// Awaits a leaf no more. Returns the sum of its registrations so far.
-pub(super) fn forget(leaf: u64) -> Option<DispatchTensor> {
-    let awaited = AWAITING.with_borrow_mut(|awaiting| awaiting.by_leaf.remove(&leaf));
-    awaited?.partial
 }
 
 pub(crate) fn is_awaited(leaf: NodeId) -> bool {
@@ -269,7 +250,7 @@ fn complete(leaf: u64) {
     let taken = AWAITING.with_borrow_mut(|awaiting| {
         let awaited = awaiting.by_leaf.get_mut(&leaf)?;
         let grad = awaited.partial.take()?;
-        awaited.is_complete = true;
+        awaited.complete_after = Some(awaiting.others);
         Some((awaited.owner.clone(), awaited.place, grad))
     });
     if let Some((owner, place, grad)) = taken {
@@ -307,10 +288,7 @@ pub(super) fn begin(counts: HashMap<u64, usize>) {
     for (leaf, count) in counts {
         let owner = AWAITING.with_borrow_mut(|awaiting| {
             let awaited = awaiting.by_leaf.get_mut(&leaf)?;
-            // On the tape of a scope, functions of parameters on the tape around it are no parents.
-            if count > 0 {
-                awaited.left = count;
-            }
+            awaited.left = count;
             Some((awaited.owner.clone(), awaited.place))
         });
         if let Some((owner, place)) = owner {
@@ -333,7 +311,11 @@ impl DistributedRegistration for Watch {
         if AWAITING.with_borrow(|awaiting| !awaiting.waiting.is_empty()) {
             ripen();
         }
-        let take = AWAITING.with_borrow(|awaiting| Some(awaiting.by_leaf.get(&id.value)?.take));
+        let take = AWAITING.with_borrow_mut(|awaiting| {
+            let awaited = awaiting.by_leaf.get(&id.value);
+            awaiting.others += u64::from(awaited.is_none());
+            Some(awaited?.take)
+        });
         if let Some(take) = take {
             reach(id.value, take(container, id.value));
         }

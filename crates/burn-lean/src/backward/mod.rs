@@ -3,11 +3,9 @@
 
 mod awaiting;
 mod counts;
-mod derived;
 mod watched;
 
 pub(crate) use awaiting::{
     Frame, Owner, Readiness, TakeGradient, is_awaited, reach, refuse, take_gradient, take_partial,
 };
-pub use derived::derived;
 pub(crate) use watched::{backward, watch};

@@ -11,7 +11,6 @@ use burn::tensor::Gradients as TensorGradients;
 
 use super::awaiting::{Frame, Watch, begin};
 use super::counts::count;
-use super::derived;
 use crate::backend::{plain, with_backend};
 use crate::tape::{Reached, guard, node, node_of, register};
 
@@ -23,12 +22,9 @@ pub(crate) fn watch<const N: usize>(
     leaves: impl IntoIterator<Item = u64>,
 ) -> bool {
     let mut counts: HashMap<u64, usize> = leaves.into_iter().map(|leaf| (leaf, 0)).collect();
-    let derived = derived::on_tapes();
-    counts.extend(derived.keys().map(|node| (*node, 0)));
     if !count(reached.checkpointer, reached.id(), &mut counts) {
         return false;
     }
-    derived::wait_for(derived, &counts);
     begin(counts);
     with_backend!(&like.kind, |B, wrap, like| {
         let (root, like) = (reached.ops.node.clone(), like.clone().float());

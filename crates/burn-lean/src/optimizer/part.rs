@@ -125,7 +125,7 @@ pub fn try_backward<P: Part, const D: usize>(
         return Err(Refused::with_grads(parts.give_back(), Some(loss), error));
     }
     forget_random();
-    let mut frame = Frame::new();
+    let mut frame = Frame::default();
     if let Err(error) = parts.begin(&mut frame) {
         return Err(Refused::with_grads(parts.give_back(), Some(loss), error));
     }
@@ -337,6 +337,11 @@ impl<'a> Held<'a> {
         let entries = self.entries.iter();
         entries.map(|entry| (entry.id, entry.outcome)).collect()
     }
+
+    fn late(&self) -> Vec<ParamId> {
+        let late = self.entries.iter().filter(|entry| entry.is_late);
+        late.map(|entry| entry.id).collect()
+    }
 }
 
 impl Drop for Held<'_> {
@@ -395,6 +400,7 @@ impl<M: Module> sealed::Run for Stepping<'_, M> {
         let progress = self.held.end()?;
         let report = StepReport {
             outcomes: self.held.outcomes(),
+            late: self.held.late(),
             in_place: progress.in_place,
             ..StepReport::default()
         };

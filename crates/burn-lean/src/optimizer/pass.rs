@@ -70,6 +70,8 @@ pub(super) struct Entry {
     /// The optimizer gets a gradient in f32 as it is, also of a weight in half precision.
     pub(super) takes_f32: bool,
     is_used: bool,
+    /// Its gradient was complete when backward had nothing left but parameters.
+    pub(super) is_late: bool,
     pub(super) outcome: Outcome,
 }
 
@@ -133,6 +135,7 @@ impl Entry {
             sum,
             takes_f32: false,
             is_used: false,
+            is_late: false,
             outcome: Outcome::Unused,
         }
     }
@@ -243,6 +246,10 @@ impl Owner for Pass {
 
     fn complete(&self, place: usize, grad: DispatchTensor) {
         self.state().complete(place, Some(grad));
+    }
+
+    fn is_late(&self, place: usize) {
+        self.state().entries[place].is_late = true;
     }
 
     fn is_left(&self, place: usize, grad: Option<DispatchTensor>) {

@@ -25,6 +25,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     pub(super) outcomes: Vec<(ParamId, Outcome)>,
+    pub(super) late: Vec<ParamId>,
     pub(super) in_place: usize,
     pub(super) gradients: StepGradients,
 }
@@ -47,6 +48,14 @@ impl StepReport {
     pub fn count(&self, outcome: Outcome) -> usize {
         let outcomes = self.outcomes.iter();
         outcomes.filter(|(_, found)| *found == outcome).count()
+    }
+
+    /// The parameters whose gradients were complete when backward had come to its end, where they may all
+    /// have existed at the same time. Those of a first layer always are. Others are reached by way of a
+    /// function of parameters alone, as the weight of a [`Linear`](burn::nn::Linear) can be:
+    /// [`EarlyGradients`](crate::EarlyGradients) lets them come one by one.
+    pub fn late(&self) -> impl Iterator<Item = ParamId> + '_ {
+        self.late.iter().copied()
     }
 
     /// Number of parameters that were stepped in place. A living copy of the model prevents it, since

@@ -202,6 +202,7 @@ impl ReleaseOptimizer {
     pub(super) fn skip_step(&mut self, outcomes: Vec<(ParamId, Outcome)>) {
         self.last_step = Some(Box::new(StepReport {
             outcomes,
+            late: Vec::new(),
             in_place: 0,
             gradients: self.stepper_mut().pipeline.skip_step(),
         }));

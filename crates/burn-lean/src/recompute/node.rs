@@ -176,7 +176,7 @@ impl Scope {
         }
         let outer = Rc::new(Outer(self.leaves.iter().map(|(leaf, _)| *leaf).collect()));
         let take = take_gradient(&outputs[0]);
-        let mut frame = Frame::new();
+        let mut frame = Frame::default();
         let are_awaited: Vec<bool> = self
             .leaves
             .iter()

@@ -1,8 +1,10 @@
 //! Nodes that are added to Burn's tape.
 
+mod ladder;
 mod node;
 mod sums;
 
+pub(crate) use ladder::{ORDERS_BETWEEN_RUNGS, rung};
 #[cfg(feature = "operations")]
 pub(crate) use node::unused;
 pub(crate) use node::{

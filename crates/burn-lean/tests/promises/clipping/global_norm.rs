@@ -384,6 +384,8 @@ fn zclip_scales_a_spike_on_its_own_step() {
 #[test]
 fn takes_no_more_memory_than_one_pass() {
     const MAX_NORM: f64 = 1e-3;
+    /// A thread of a product packs a part of it at the moment of the peak, or at another.
+    const PACKED: usize = 17 << 10;
     let loss = |model: &Vec<Linear>, step| deep_loss(model, step);
     alone(|| {
         for optim in [adamw as fn() -> ModuleOptimizer, sgd] {
@@ -412,7 +414,7 @@ fn takes_no_more_memory_than_one_pass() {
             println!("{without:?} bytes without clipping, {with:?} with");
             for (with, without) in with.iter().zip(&without) {
                 // The norms, and no gradient.
-                let most = without + LARGEST / 8;
+                let most = without + LARGEST / 8 + PACKED;
                 assert!(*with <= most, "{with} bytes, {without} without");
             }
         }

@@ -1,6 +1,6 @@
 //! Unusual models and unusual calls: what plain Burn does, or a refusal that has changed nothing.
 
-mod derived;
+mod early;
 mod growth;
 mod models;
 mod parts;

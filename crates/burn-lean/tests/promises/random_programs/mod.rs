@@ -15,7 +15,7 @@ use crate::small::panic_of;
 
 const RATE: f64 = 30.0 * LR;
 
-/// By how much scopes may change the last bits of a step of SGD, in units in the last place of the
+/// By how much scopes and early gradients may change the last bits of a step of SGD, in units in the last place of the
 /// largest weight.
 const LAST_BITS: f32 = 8.0;
 
@@ -229,7 +229,7 @@ impl Training<'_> {
 #[derive(Debug, PartialEq)]
 enum Found {
     Same,
-    /// Scopes have changed last bits, by so many units.
+    /// Scopes or early gradients have changed last bits, by so many units.
     LastBits(f32),
     /// Plain Burn panics, or its weights are not finite any more.
     Ends,
@@ -240,16 +240,17 @@ fn is_finite(bits: &Bits) -> bool {
     numbers.all(|bits| f32::from_bits(*bits).is_finite())
 }
 
-/// Trains with release, with plain Burn over the same graphs, and with plain Burn without scopes.
+/// Trains with release, with plain Burn over the same graphs, and with plain Burn without scopes and early
+/// gradients.
 fn compare(program: &Program) -> Result<Found, String> {
-    let start = Model::new(program.matrices, program.dtype, &flex());
+    let new = |is_early| Model::new(program.matrices, program.dtype, is_early, &flex());
     let mut plain = program.train(false);
     let mut released = program.train(true);
-    let mut without_scopes = program.train(false);
-    for training in [&mut plain, &mut released, &mut without_scopes] {
-        training.model = Some(start.clone());
+    let mut simply = program.train(false);
+    simply.model = Some(new(false));
+    for training in [&mut plain, &mut released] {
+        training.model = Some(new(program.is_early));
     }
-    drop(start);
     let unit = match program.dtype {
         DType::F16 => 2f32.powi(-10),
         DType::BF16 => 2f32.powi(-7),
@@ -280,12 +281,14 @@ fn compare(program: &Program) -> Result<Found, String> {
             return Err(format!("step {number}: weights are off by {units} units"));
         }
         if last_bits.is_none() {
-            without_scopes.step(step, number, false);
-            let kept = bits(without_scopes.model());
+            simply.step(step, number, false);
+            let kept = bits(simply.model());
             if kept != expected {
                 let units = distance(&kept, &expected) / unit;
                 if units > LAST_BITS {
-                    return Err(format!("step {number}: scopes change {units} units"));
+                    return Err(format!(
+                        "step {number}: scopes and early gradients change {units} units"
+                    ));
                 }
                 last_bits = Some(units);
             }
@@ -328,7 +331,7 @@ fn run(numbers: std::ops::Range<u64>, threads: usize) {
     let (same, off, ended, failed) = found.into_inner().unwrap();
     let largest = off.iter().map(|(_, units)| *units).fold(0.0, f32::max);
     println!(
-        "{same} the same, {} off in last bits by scopes, by up to {largest} units, {ended} that end \
+        "{same} the same, {} off in last bits, by up to {largest} units, {ended} that end \
          early with plain Burn, {} failed",
         off.len(),
         failed.len(),
@@ -387,6 +390,7 @@ fn programs_that_differed_once() {
             dtype: DType::F32,
             optimizer: 0,
             setting: Setting::None,
+            is_early: false,
         };
         assert_eq!(compare(&program), Ok(Found::Same), "{name}");
     }
@@ -411,7 +415,7 @@ fn an_input_that_leads_to_no_loss_gets_zeros() {
         result.mean()
     };
     let train = |with_scope: bool, mut optim: ModuleOptimizer| {
-        let mut model = Model::new(2, DType::F32, &flex());
+        let mut model = Model::new(2, DType::F32, false, &flex());
         for step in 0..2 {
             model = plain_step(model, &mut optim, |model| loss(model, step, with_scope));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::module::Lora;
 use burn::nn::PaddingConfig1d;
 use burn::nn::conv::{Conv1d, Conv1dConfig};
-use burn_lean::derived;
+use burn_lean::EarlyGradients;
 
 use crate::harness::prelude::*;
 
@@ -31,7 +31,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn new(matrices: usize, dtype: DType, device: &Device) -> Self {
+    pub(super) fn new(matrices: usize, dtype: DType, is_early: bool, device: &Device) -> Self {
         let matrix = |_| Param::from_tensor(Tensor::zeros([WIDTH, WIDTH], device));
         let linear = || -> Linear { LinearConfig::new(WIDTH, WIDTH).init(device) };
         let conv = Conv1dConfig::new(WIDTH, WIDTH, 3).with_padding(PaddingConfig1d::Same);
@@ -50,7 +50,11 @@ impl Model {
         let mut zeros = Vec::new();
         model.visit(&mut Values(&mut zeros));
         let zeros = zeros.into_iter().map(|value| value.zeros_like()).collect();
-        average(model, zeros, 1.0, dtype)
+        let model = average(model, zeros, 1.0, dtype);
+        match is_early {
+            true => model.apply_reparameterization(EarlyGradients),
+            false => model,
+        }
     }
 }
 
@@ -106,8 +110,8 @@ pub(super) enum Op {
     Embed(usize),
     Tied(usize),
     Recurrent(usize),
-    DerivedView(usize),
-    DerivedProduct(usize),
+    View(usize),
+    Product(usize),
 }
 
 impl Op {
@@ -127,8 +131,8 @@ impl Op {
             | Self::Embed(a)
             | Self::Tied(a)
             | Self::Recurrent(a)
-            | Self::DerivedView(a)
-            | Self::DerivedProduct(a) => vec![a],
+            | Self::View(a)
+            | Self::Product(a) => vec![a],
         }
     }
 
@@ -161,15 +165,13 @@ impl Op {
                 let step = |state: Tensor<2>, _| model.recurrent.forward(state + x.clone()).tanh();
                 (0..3).fold(x.clone(), step)
             }
-            Self::DerivedView(a) => {
-                let weight = derived(model.views[0].val(), |weight| weight.transpose());
+            Self::View(a) => {
+                let weight = model.views[0].val().transpose();
                 value(a).matmul(weight).tanh()
             }
-            Self::DerivedProduct(a) => {
-                let factors = (model.views[1].val(), model.views[2].val());
-                value(a)
-                    .matmul(derived(factors, |(a, b)| a.matmul(b)))
-                    .tanh()
+            Self::Product(a) => {
+                let product = model.views[1].val().matmul(model.views[2].val());
+                value(a).matmul(product).tanh()
             }
         }
     }

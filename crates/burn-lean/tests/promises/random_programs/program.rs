@@ -59,6 +59,8 @@ pub(super) struct Program {
     pub(super) dtype: DType,
     pub(super) optimizer: usize,
     pub(super) setting: Setting,
+    /// Whether the model has [`EarlyGradients`](burn_lean::EarlyGradients).
+    pub(super) is_early: bool,
 }
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): the same programs in every run.
@@ -88,14 +90,9 @@ impl Source {
         }
     }
 
-    fn op(&mut self, matrices: usize, values: usize, derived_left: &mut [usize; 2]) -> Op {
+    fn op(&mut self, matrices: usize, values: usize) -> Op {
         let a = self.operand(matrices, values);
         let b = self.operand(matrices, values);
-        let mut may_derive = |at: usize| {
-            let left = derived_left[at] > 0;
-            derived_left[at] -= usize::from(left);
-            left
-        };
         match self.next(26) {
             0..4 => Op::Matmul(a, b),
             4..7 => Op::Add(a, b),
@@ -113,23 +110,20 @@ impl Source {
             21 => Op::Embed(a),
             22 => Op::Tied(a),
             23 => Op::Recurrent(a),
-            24 if may_derive(0) => Op::DerivedView(a),
-            25 if may_derive(1) => Op::DerivedProduct(a),
-            _ => Op::Tanh(a),
+            24 => Op::View(a),
+            _ => Op::Product(a),
         }
     }
 
     fn graph(&mut self, matrices: usize) -> Graph {
         let ops = 5 + self.next(40);
         let with_scopes = self.next(3) > 0;
-        // A third contribution to the gradient of such a parameter may add up in another order.
-        let mut derived_left = [2; 2];
         let (mut parts, mut values) = (Vec::new(), matrices);
         while values < matrices + ops {
             let length = 1 + self.next((matrices + ops - values).min(12));
             let mut stretch = Vec::new();
             for values in values..values + length {
-                stretch.push(Part::Op(self.op(matrices, values, &mut derived_left)));
+                stretch.push(Part::Op(self.op(matrices, values)));
             }
             values += length;
             if with_scopes && self.one_in(3) {
@@ -198,6 +192,7 @@ impl Source {
             dtype,
             optimizer: self.next(4),
             setting,
+            is_early: self.one_in(2),
         }
     }
 }

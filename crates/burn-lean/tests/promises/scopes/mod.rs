@@ -307,22 +307,3 @@ fn a_function_of_the_input_alone() {
     let of = |grads| weight.val().grad(grads).unwrap().into_data();
     assert_eq!(of(&grads), of(&plain));
 }
-
-/// The scope has the weight of the function that its input is computed with.
-#[test]
-fn a_function_of_parameters_below_a_scope() {
-    let make = |device: &Device| {
-        let weight = Param::from_tensor(Tensor::<2>::zeros([6, 4], device));
-        (weight, LinearConfig::new(6, 6).init(device))
-    };
-    assert_same_recomputed(
-        &flex(),
-        make,
-        |model: &(Param<Tensor<2>>, Linear), step, again| {
-            let weight = burn_lean::derived(model.0.val(), |weight| weight.transpose());
-            let x = numbers::<2>([3, 4], step, &flex()).matmul(weight).tanh();
-            let run = |model: &(Param<Tensor<2>>, Linear), x| model.1.forward(x);
-            forward(model, x, again, run).square().mean()
-        },
-    );
-}
