@@ -68,10 +68,15 @@ struct Awaited {
     take: TakeGradient,
     /// The sum of the registrations so far.
     partial: Option<DispatchTensor>,
-    /// How many registrations are to come.
-    left: usize,
-    /// How many gradients of other nodes had been registered when it was complete.
-    complete_after: Option<u64>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy)]
+enum Progress {
+    /// So many registrations are to come.
+    Left(usize),
+    /// So many gradients of other nodes had been registered when it was complete.
+    CompleteAfter(u64),
 }
 
 /// Takes a gradient out of Burn's container.
@@ -125,8 +130,7 @@ impl Frame {
                     place,
                     take,
                     partial,
-                    left: 0,
-                    complete_after: None,
+                    progress: Progress::Left(0),
                 });
                 true
             }
@@ -153,10 +157,10 @@ impl Frame {
                 let others = awaiting.others;
                 let awaited = awaiting.by_leaf.get_mut(leaf)?;
                 let (owner, place) = (awaited.owner.clone(), awaited.place);
-                let left = match awaited.complete_after {
-                    None => Some(awaited.partial.take()),
-                    Some(then) if then == others => None,
-                    Some(_) => return None,
+                let left = match awaited.progress {
+                    Progress::Left(_) => Some(awaited.partial.take()),
+                    Progress::CompleteAfter(then) if then == others => None,
+                    Progress::CompleteAfter(_) => return None,
                 };
                 Some((owner, place, left))
             });
@@ -199,8 +203,12 @@ pub(crate) fn take_partial(leaf: NodeId) -> Option<DispatchTensor> {
 pub(crate) fn reach(leaf: u64, grad: Option<DispatchTensor>) {
     let counted = AWAITING.with_borrow_mut(|awaiting| {
         let awaited = awaiting.by_leaf.get_mut(&leaf)?;
-        awaited.left = awaited.left.checked_sub(1)?;
-        Some((awaited.partial.take(), awaited.left == 0))
+        let Progress::Left(left) = &mut awaited.progress else {
+            return None;
+        };
+        *left = left.checked_sub(1)?;
+        let is_last = *left == 0;
+        Some((awaited.partial.take(), is_last))
     });
     let Some((partial, is_last)) = counted else {
         if grad.is_some() {
@@ -250,7 +258,7 @@ fn complete(leaf: u64) {
     let taken = AWAITING.with_borrow_mut(|awaiting| {
         let awaited = awaiting.by_leaf.get_mut(&leaf)?;
         let grad = awaited.partial.take()?;
-        awaited.complete_after = Some(awaiting.others);
+        awaited.progress = Progress::CompleteAfter(awaiting.others);
         Some((awaited.owner.clone(), awaited.place, grad))
     });
     if let Some((owner, place, grad)) = taken {
@@ -288,7 +296,7 @@ pub(super) fn begin(counts: HashMap<u64, usize>) {
     for (leaf, count) in counts {
         let owner = AWAITING.with_borrow_mut(|awaiting| {
             let awaited = awaiting.by_leaf.get_mut(&leaf)?;
-            awaited.left = count;
+            awaited.progress = Progress::Left(count);
             Some((awaited.owner.clone(), awaited.place))
         });
         if let Some((owner, place)) = owner {
