@@ -59,7 +59,7 @@ pub fn linear<const D: usize>(
 }
 
 /// The backend's own product, if the input is not empty: some backends read out of bounds then.
-fn product<const D: usize>(
+pub(super) fn product<const D: usize>(
     input: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,

@@ -16,8 +16,10 @@ mod embedding;
 mod feed_forward;
 #[cfg(feature = "flex")]
 mod flex;
+mod frozen;
 mod gated;
 mod linear;
+mod lora;
 pub mod nn;
 mod node;
 mod norm;
@@ -32,5 +34,6 @@ pub use dropout::dropout;
 pub use embedding::embedding;
 pub use gated::{geglu, geglu_approximate, swiglu};
 pub use linear::linear;
+pub use lora::adapted_linear;
 pub use norm::{group_norm, layer_norm, rms_norm};
 pub use rotary::rotary_encoding;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
-use super::chunks::chunks;
+use super::chunks::{chunks, map_rows};
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::backend::is_on_flex;
@@ -45,6 +45,23 @@ pub(super) fn product_over(output: Tensor<2>, lhs: Tensor<2>, rhs: Tensor<2>) ->
     }
     let all = output.dims().map(|length| 0..length);
     product_into(output, all, Before::Anything, lhs, rhs)
+}
+
+/// `output + lhs * rhs`, where the factors are in 32 bits; of the type of `output`, rounded once.
+pub(super) fn add_product(output: Tensor<2>, lhs: Tensor<2>, rhs: Tensor<2>) -> Tensor<2> {
+    let (dtype, dims) = (output.dtype(), output.dims());
+    let is_empty = dims.contains(&0) || lhs.dims()[1] == 0;
+    if is_empty {
+        return output;
+    }
+    if dtype == lhs.dtype() {
+        let all = dims.map(|length| 0..length);
+        return product_into(output, all, Before::Sum, lhs, rhs);
+    }
+    map_rows(output, |rows, output| {
+        let lhs = lhs.clone().slice([rows]);
+        (output.cast(lhs.dtype()) + lhs.matmul(rhs.clone())).cast(dtype)
+    })
 }
 
 /// Whether the product of two factors is written into an output: on Flex, in 32 bits.

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::configuration::configuration;
 use super::same_fields::same_fields;
-use crate::operations::linear;
+use crate::operations::adapted_linear;
 
 configuration! {
     LinearConfig(burn::nn::LinearConfig) {
@@ -18,7 +18,8 @@ configuration! {
     init(device: &Device) -> Linear
 }
 
-/// Burn's [`Linear`](burn::nn::Linear) layer as [one operation](linear).
+/// Burn's [`Linear`](burn::nn::Linear) layer as [one operation](crate::operations::linear), also [with an
+/// adapter](adapted_linear).
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[d_input, d_output]`
@@ -41,6 +42,6 @@ impl Linear {
     ///
     /// If the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        linear(input, self.weight.val(), self.bias.as_ref().map(Param::val))
+        adapted_linear(input, &self.weight, self.bias.as_ref().map(Param::val))
     }
 }

@@ -10,6 +10,7 @@ mod half;
 mod harness;
 mod ignored_tokens;
 mod linear;
+mod lora;
 mod memory;
 mod modules;
 mod norms;

@@ -5,12 +5,12 @@ use burn::nn::Initializer;
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::tensor::{Device, Tensor};
 
-use crate::operations::activation::Function;
+use crate::operations::activation::{Function, elementwise};
 use crate::operations::feed_forward::activated_linear;
 use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
-use crate::operations::{linear, swiglu};
+use crate::operations::{adapted_linear, swiglu};
 
 configuration! {
     PositionWiseFeedForwardConfig(burn::nn::transformer::PositionWiseFeedForwardConfig) {
@@ -65,6 +65,10 @@ impl PositionWiseFeedForward {
             }
         };
         let Linear { weight, bias } = &self.linear_outer;
+        if weight.adapter().is_some() {
+            let x = self.dropout.forward(elementwise(function, x));
+            return self.linear_outer.forward(x);
+        }
         let (weight, bias) = (weight.val(), bias.as_ref().map(Param::val));
         activated_linear(function, self.dropout.current_prob(), x, weight, bias)
     }
@@ -74,7 +78,7 @@ fn activate<const D: usize>(activation: &Activation, x: Tensor<D>) -> Tensor<D> 
     match activation {
         Activation::SwiGlu(module) => {
             let run = |layer: &burn::nn::Linear, x| {
-                linear(x, layer.weight.val(), layer.bias.as_ref().map(Param::val))
+                adapted_linear(x, &layer.weight, layer.bias.as_ref().map(Param::val))
             };
             let gate = run(&module.linear_inner, x.clone());
             swiglu(gate, run(&module.linear_outer, x))
