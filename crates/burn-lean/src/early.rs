@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::Tensor;
-use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 
 use crate::backend::plain;
 use crate::marks;
-use crate::tape::{ORDERS_BETWEEN_RUNGS, Zeros, guard, is_tracked, node, node_of, register, rung};
+use crate::tape::{Zeros, guard, is_tracked, node, node_of, register, rung};
 
 /// Lets the gradient of a weight be complete as soon as the operation that uses it has run backward,
 /// also if the weight reaches the operation by way of others.
@@ -84,14 +83,13 @@ impl Reparameterization for EarlyGradient {
         let (below, autodiff) = (guard(&leaf), leaf.autodiff);
         let value = plain(leaf);
         let zeros = Zeros::like(&value);
-        let (number, use_in_pass) = FORWARD.with_borrow_mut(Forward::next_rung);
+        let (number, has_run) = FORWARD.with_borrow_mut(Forward::next_rung);
         let rung = rung(number, || zeros.one(), autodiff);
         let used = node(value, [below, rung], autodiff, move |mut reached| {
+            has_run.store(true, Ordering::Relaxed);
             let grad = reached.grad();
             register(reached.grads, id, grad);
-            drop(use_in_pass);
         });
-        FORWARD.with_borrow_mut(|forward| forward.last_node = NodeId::new().value);
         Tensor::from_dispatch(used)
     }
 }
@@ -103,48 +101,30 @@ thread_local! {
 
 /// The forward pass that runs on a thread.
 ///
-/// A use of a parameter has to run backward right after what was made later, so its order has to be at
-/// least that of what was made before. Nobody tells that order, but each node of Burn takes a number, and
-/// so many numbers as were taken since the last use, so many orders higher it can be at most.
+/// A use of a parameter has to run backward right after what was made later, so it is a rung higher than
+/// the use before, whatever is between them: orders that other threads or earlier passes have a part in
+/// would change in which order gradients add up. A part of a pass that has more operations between two
+/// uses than there are orders between two rungs is late, until later uses have caught up.
 #[derive(Default)]
 struct Forward {
-    /// Of the last use.
-    rung: usize,
-    /// The last number that was taken then.
-    last_node: u64,
-    /// Whether backward has run, or the graph is dropped.
+    uses: usize,
+    /// Whether backward has come to one of its uses.
     is_over: Arc<AtomicBool>,
 }
 
-/// What a rung costs is paid once, so this is only met by a program that never runs backward, and keeps all
-/// its graphs. Then orders begin anew, and gradients are late.
-const MOST_RUNGS: usize = 1 << 14;
+/// Above what is computed without parameters, in any pass: so it does not matter how many uses an
+/// earlier pass had that led to no loss.
+const LOWEST_RUNG: usize = 8;
+
+/// Of a program that keeps its graphs and never runs backward. Then some gradients are late.
+const MOST_USES: usize = 1 << 14;
 
 impl Forward {
-    fn next_rung(&mut self) -> (usize, UseInPass) {
-        if self.is_over.load(Ordering::Relaxed) || self.rung == MOST_RUNGS {
+    fn next_rung(&mut self) -> (usize, Arc<AtomicBool>) {
+        if self.is_over.load(Ordering::Relaxed) || self.uses == MOST_USES {
             *self = Self::default();
-        } else {
-            let nodes = NodeId::new().value - self.last_node - 1;
-            // Parameters that are read one after the other are of one operation.
-            if nodes > 0 {
-                // The node of the last use was one over its rung.
-                let orders = usize::try_from(nodes)
-                    .unwrap_or(usize::MAX)
-                    .saturating_add(1);
-                let rung = self.rung + orders.div_ceil(ORDERS_BETWEEN_RUNGS);
-                self.rung = rung.min(MOST_RUNGS);
-            }
         }
-        (self.rung, UseInPass(self.is_over.clone()))
-    }
-}
-
-/// Held by the backward step of a use of a parameter.
-struct UseInPass(Arc<AtomicBool>);
-
-impl Drop for UseInPass {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.uses += 1;
+        (LOWEST_RUNG + self.uses, self.is_over.clone())
     }
 }

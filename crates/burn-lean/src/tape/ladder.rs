@@ -12,8 +12,9 @@ use burn::backend::{DispatchAutodiffContext, DispatchTensor};
 use super::node::{constant, guard, node};
 use crate::lock::lock;
 
-/// How much higher the order of a rung is than that of the one below. The nodes between are dropped.
-pub(crate) const ORDERS_BETWEEN_RUNGS: usize = 16;
+/// How much higher the order of a rung is than that of the one below: more than the operations between two
+/// uses of parameters, as a rule. The nodes between are dropped.
+const ORDERS_BETWEEN_RUNGS: usize = 32;
 
 /// From the lowest on. Of the process, as Burn's orders are, and made once: they are in no graph.
 static RUNGS: Mutex<Vec<DispatchTensor>> = Mutex::new(Vec::new());

@@ -4,7 +4,7 @@ mod ladder;
 mod node;
 mod sums;
 
-pub(crate) use ladder::{ORDERS_BETWEEN_RUNGS, rung};
+pub(crate) use ladder::rung;
 #[cfg(feature = "operations")]
 pub(crate) use node::unused;
 pub(crate) use node::{
