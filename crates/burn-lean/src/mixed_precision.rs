@@ -288,6 +288,9 @@ const NORMS: [&str; 5] = [
     "Struct:InstanceNorm",
 ];
 
+/// A weight in four bits, whose scales stay in f32.
+const PACKED: &str = "Struct:Nf4Weight";
+
 /// Burn's modules with tables in f32, which are no parameters: the container, and the table's name.
 const TABLES: [(&str, &str); 2] = [
     ("Struct:RotaryEncoding", "freq_complex"),
@@ -352,6 +355,12 @@ impl PathVisitor for Modules {
     }
 
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        if path
+            .last()
+            .is_some_and(|(_, container)| container == PACKED)
+        {
+            return;
+        }
         let norm = path
             .split_last()
             .filter(|((_, container), _)| NORMS.contains(&container.as_str()));

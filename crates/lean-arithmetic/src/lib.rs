@@ -11,6 +11,7 @@
 pub mod clipping;
 mod exact;
 pub mod groups;
+pub mod nf4;
 pub mod norm;
 pub mod scaling;
 mod settings;

@@ -67,7 +67,7 @@ pub(super) fn activated_linear<const D: usize>(
         let weight = operands.take::<2>(WEIGHT);
         let bias = operands.take_optional::<1>(BIAS);
         let mut dims = input.dims();
-        assert_fits(dims[D - 1], &weight, bias.as_ref());
+        assert_fits(dims[D - 1], weight.dims(), bias.as_ref());
         let mut kept = ActivatedLinear {
             function,
             prob,

@@ -2,95 +2,151 @@
 
 use std::ops::Range;
 
+use burn::module::Param;
 use burn::tensor::{DType, Tensor};
-
-use crate::backend::{is_on_flex, plain};
 
 use super::chunks::chunks;
 use super::linear::{assert_fits, product};
-use super::product::{Before, filled, product_into, product_over};
+use super::nf4::{Nf4Weight, Packed};
+use super::product::{Before, filled, onto_bias, product_into, product_over};
+use crate::backend::{is_on_flex, plain};
+use crate::wide::{is_half, wide};
 
-/// How large the part of a weight is that is cast at once.
+/// How much of a weight is unpacked or cast at once, in f32.
 const PART_BYTES: usize = 8 << 20;
 
-/// A weight `[d_input, d_output]` that is not trained, without autodiff. It is quantized, or of a type that
-/// need not be that of what it is multiplied with.
+/// A weight `[d_input, d_output]` that is not trained, without autodiff. It is packed, quantized, or of a
+/// type that need not be that of what it is multiplied with.
 #[derive(Clone)]
-pub(super) struct Frozen(Tensor<2>);
+pub(super) enum Frozen {
+    Tensor(Tensor<2>),
+    Packed(Packed),
+    /// As PyTorch has linear layers.
+    PackedTransposed(Packed),
+}
 
 impl Frozen {
-    pub(super) fn new(weight: Tensor<2>) -> Self {
-        Self(Tensor::from_dispatch(plain(weight.into_dispatch())))
+    /// The base of a parameter, whose adapter it leaves out; `None` if it is trained.
+    ///
+    /// # Panics
+    ///
+    /// If it is packed and is to be trained.
+    pub(super) fn of(weight: &Param<Tensor<2>>) -> Option<Self> {
+        if let Some(packed) = Nf4Weight::of(weight) {
+            return Some(packed.frozen(&weight.base()));
+        }
+        let base = || Tensor::from_dispatch(plain(weight.base().into_dispatch()));
+        (!weight.is_require_grad()).then(|| Self::Tensor(base()))
     }
 
     pub(super) fn dims(&self) -> [usize; 2] {
-        self.0.dims()
+        match self {
+            Self::Tensor(weight) => weight.dims(),
+            Self::Packed(packed) => packed.dims(),
+            Self::PackedTransposed(packed) => {
+                let [d_output, d_input] = packed.dims();
+                [d_input, d_output]
+            }
+        }
     }
 
     /// `input * weight + bias`, of the type of the input.
     pub(super) fn product(&self, input: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-        assert_fits(input.dims()[1], &self.0, bias.as_ref());
+        assert_fits(input.dims()[1], self.dims(), bias.as_ref());
         let dtype = input.dtype();
-        let is_quantized = matches!(self.0.dtype(), DType::QFloat(_));
-        if is_quantized && !is_on_flex(&input) {
-            // Backends multiply by it without a dense copy.
-            return burn::tensor::module::linear(input, self.0.clone(), bias);
-        }
         let bias = bias.map(|bias| bias.cast(dtype));
-        let weight = self.dense();
-        if weight.dtype() == dtype {
+        let weight = match self {
+            Self::Tensor(weight) if is_quantized(weight) && !is_on_flex(&input) => {
+                // Backends multiply by it without a dense copy.
+                return burn::tensor::module::linear(input, weight.clone(), bias);
+            }
+            _ => self.whole(),
+        };
+        if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
             return product(input, weight, bias);
         }
-        let ([rows, _], [_, d_output]) = (input.dims(), weight.dims());
-        let mut output = filled([rows, d_output], dtype, &input);
-        for columns in parts(&weight) {
-            let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
-            let part = product(input.clone(), cast(&weight, &columns, dtype), bias);
-            output = output.slice_assign([0..rows, columns], part);
+        let ([rows, _], [_, d_output]) = (input.dims(), self.dims());
+        if is_half(dtype) {
+            let mut output = filled([rows, d_output], dtype, &input);
+            for columns in self.parts() {
+                let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
+                let part = self.columns(weight.as_ref(), &columns, dtype);
+                let part = product(input.clone(), part, bias);
+                output = output.slice_assign([0..rows, columns], part);
+            }
+            return output;
         }
-        output
+        let (output, before) = onto_bias(bias, [rows, d_output], &input);
+        self.parts().fold(output, |output, columns| {
+            let part = self.columns(weight.as_ref(), &columns, dtype);
+            product_into(output, [0..rows, columns], before, input.clone(), part)
+        })
     }
 
-    /// `grad * weight^T`, of the type of `grad`; written over `over`, which has the shape and the type of the
-    /// result.
+    /// `grad * weight^T`, of the type of `grad`; written over `over`, which has the shape and the type of
+    /// the result.
     pub(super) fn product_transposed(&self, grad: Tensor<2>, over: Option<Tensor<2>>) -> Tensor<2> {
         let dtype = grad.dtype();
-        let weight = self.dense();
-        let ([rows, _], [d_input, _]) = (grad.dims(), weight.dims());
-        let output = over.unwrap_or_else(|| filled([rows, d_input], dtype, &grad));
-        if weight.dtype() == dtype {
+        let ([rows, _], [d_input, _]) = (grad.dims(), self.dims());
+        let weight = self.whole();
+        let over = over.filter(|over| over.dtype() == wide(dtype));
+        let output = over.unwrap_or_else(|| filled([rows, d_input], wide(dtype), &grad));
+        if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
+            let output = output.cast(dtype);
             return product_over(output, grad, weight.transpose());
         }
         let all = [0..rows, 0..d_input];
         let mut before = Before::Anything;
-        let mut output = output;
-        for columns in parts(&weight) {
-            let part = cast(&weight, &columns, dtype).transpose();
-            let grad = grad.clone().slice([0..rows, columns]);
-            output = product_into(output, all.clone(), before, grad, part);
+        let sum = self.parts().fold(output, |output, columns| {
+            let part = self.columns(weight.as_ref(), &columns, wide(dtype));
+            let grad = grad.clone().slice([0..rows, columns]).cast(wide(dtype));
+            let sum = product_into(output, all.clone(), before, grad, part.transpose());
             before = Before::Sum;
-        }
-        output
+            sum
+        });
+        sum.cast(dtype)
     }
 
-    fn dense(&self) -> Tensor<2> {
-        match self.0.dtype() {
-            DType::QFloat(_) => self.0.clone().dequantize(),
-            _ => self.0.clone(),
+    /// All of it.
+    pub(super) fn dense(&self) -> Tensor<2> {
+        match self {
+            Self::PackedTransposed(packed) => packed.unpacked().transpose(),
+            _ => self.whole().expect("only those above have none"),
         }
+    }
+
+    /// The weight, if it is not packed by columns.
+    fn whole(&self) -> Option<Tensor<2>> {
+        match self {
+            Self::Tensor(weight) if is_quantized(weight) => Some(weight.clone().dequantize()),
+            Self::Tensor(weight) => Some(weight.clone()),
+            Self::Packed(packed) => Some(packed.unpacked()),
+            Self::PackedTransposed(_) => None,
+        }
+    }
+
+    /// Columns of the weight, which is `whole` if there is one.
+    fn columns(
+        &self,
+        whole: Option<&Tensor<2>>,
+        columns: &Range<usize>,
+        dtype: DType,
+    ) -> Tensor<2> {
+        let part = match (self, whole) {
+            (Self::PackedTransposed(packed), _) => packed.rows(columns.clone()).transpose(),
+            (_, Some(whole)) => whole.clone().slice_dim(1, columns.clone()),
+            _ => unreachable!("only what is packed by columns has no whole"),
+        };
+        part.cast(dtype)
+    }
+
+    /// Columns that are unpacked or cast at once.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let [d_input, d_output] = self.dims();
+        chunks(d_output, 4 * d_input, PART_BYTES)
     }
 }
 
-/// Columns that are cast at once.
-fn parts(weight: &Tensor<2>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let [d_input, d_output] = weight.dims();
-    chunks(d_output, 4 * d_input, PART_BYTES)
-}
-
-fn cast(weight: &Tensor<2>, columns: &Range<usize>, dtype: DType) -> Tensor<2> {
-    let [d_input, _] = weight.dims();
-    weight
-        .clone()
-        .slice([0..d_input, columns.clone()])
-        .cast(dtype)
+fn is_quantized(weight: &Tensor<2>) -> bool {
+    matches!(weight.dtype(), DType::QFloat(_))
 }

@@ -66,7 +66,7 @@ pub(super) fn product<const D: usize>(
 ) -> Tensor<D> {
     let mut dims = input.dims();
     let [_, d_output] = weight.dims();
-    assert_fits(dims[D - 1], &weight, bias.as_ref());
+    assert_fits(dims[D - 1], weight.dims(), bias.as_ref());
     if input.shape().num_elements() > 0 && !is_on_flex(&input) {
         return burn::tensor::module::linear(input, weight, bias);
     }
@@ -88,10 +88,9 @@ pub(super) fn product<const D: usize>(
 
 /// # Panics
 ///
-/// If the last axis of an input has another length than `weight` has rows, or the bias another than it has
+/// If the last axis of an input has another length than the weight has rows, or the bias another than it has
 /// columns.
-pub(super) fn assert_fits(last: usize, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
-    let [d_input, d_output] = weight.dims();
+pub(super) fn assert_fits(last: usize, [d_input, d_output]: [usize; 2], bias: Option<&Tensor<1>>) {
     assert_eq!(
         last, d_input,
         "linear: the last axis of the input is `d_input` of the weight"

@@ -1,4 +1,4 @@
-//! A linear layer whose frozen weight has an adapter.
+//! A linear layer with a frozen weight, and its adapter.
 
 use burn::module::{LoraAdapter, Param};
 use burn::tensor::Tensor;
@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use super::chunks::{as_rows, shaped};
 use super::frozen::Frozen;
 use super::linear::linear;
+use super::nf4::Nf4Weight;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use super::product::{add_product, matmul};
 use crate::wide::widened;
@@ -15,13 +16,13 @@ const A: usize = 1;
 const B: usize = 2;
 const BIAS: usize = 3;
 
-/// [`linear`] with a parameter that may have an [adapter](LoraAdapter), from the paper [LoRA: Low-Rank
-/// Adaptation of Large Language Models](https://arxiv.org/abs/2106.09685): `input * weight + scale *
-/// (input * a) * b + bias`.
+/// [`linear`] with a parameter that may be [packed](super::Nf4), and may have an [adapter](LoraAdapter), from
+/// the paper [LoRA: Low-Rank Adaptation of Large Language Models](https://arxiv.org/abs/2106.09685): `input *
+/// weight + scale * (input * a) * b + bias`.
 ///
 /// The sum of weight and adapter is never made, and neither is its gradient, both of which Burn's
 /// [`val`](Param::val) makes. Keeps the input and `input * a`; with a frozen `a` only the latter
-/// ([LoRA-FA](https://arxiv.org/abs/2308.03303)). A quantized weight stays quantized: it is dense for the
+/// ([LoRA-FA](https://arxiv.org/abs/2308.03303)). A packed or quantized weight stays so: it is dense for the
 /// time of a product, in the forward pass and in backward.
 ///
 /// The result is Burn's up to rounding, as it adds up in another order. A weight that is trained beside
@@ -42,46 +43,61 @@ pub fn adapted_linear<const D: usize>(
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    match weight.adapter() {
-        Some(adapter) if !weight.is_require_grad() => {
-            with_adapter(input, Frozen::new(weight.base()), adapter, bias)
-        }
-        _ => linear(input, weight.val(), bias),
+    let frozen = is_adapted(weight).then(|| Frozen::of(weight));
+    match frozen.flatten() {
+        Some(base) => over_frozen(input, base, adapter_of(weight), bias),
+        None => linear(input, weight.val(), bias),
     }
 }
 
-fn with_adapter<const D: usize>(
+/// Whether the value of a parameter is not one tensor.
+pub(super) fn is_adapted(weight: &Param<Tensor<2>>) -> bool {
+    Nf4Weight::of(weight).is_some() || weight.adapter().is_some()
+}
+
+/// The adapter of a parameter, packed or not.
+pub(super) fn adapter_of(weight: &Param<Tensor<2>>) -> Option<&LoraAdapter> {
+    match Nf4Weight::of(weight) {
+        Some(packed) => packed.lora.as_ref(),
+        None => weight.adapter(),
+    }
+}
+
+fn over_frozen<const D: usize>(
     input: Tensor<D>,
     base: Frozen,
-    adapter: &LoraAdapter,
+    adapter: Option<&LoraAdapter>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let scale = adapter.scale;
+    let scale = adapter.map_or(1.0, |adapter| adapter.scale);
     let operands = [
         Some(input.into_dispatch()),
-        Some(adapter.a.val().into_dispatch()),
-        Some(adapter.b.val().into_dispatch()),
+        adapter.map(|adapter| adapter.a.val().into_dispatch()),
+        adapter.map(|adapter| adapter.b.val().into_dispatch()),
         bias.map(Tensor::into_dispatch),
     ];
     apply(operands, |mut operands: Operands<4>| {
         let [wants_a, wants_b] = [A, B].map(|at| operands.wants(at));
         let input = operands.take::<D>(INPUT);
-        let [a, b] = [A, B].map(|at| operands.take::<2>(at));
+        let factors = operands.take_optional(A).zip(operands.take_optional(B));
         let bias = operands.take_optional::<1>(BIAS);
         let mut dims = input.dims();
         let [_, d_output] = base.dims();
         let rows = as_rows(input.clone());
-        let hidden = matmul(widened(rows.clone()), widened(a.clone())) * scale;
-        let kept = Adapted {
+        let mut kept = Adapted {
             dims,
             input: wants_a.then_some(input),
-            hidden: wants_b.then(|| hidden.clone()),
-            a: a.clone(),
-            b: b.clone(),
+            hidden: None,
+            factors: factors.clone(),
             base: base.clone(),
             scale,
         };
-        let output = add_product(base.product(rows, bias), hidden, widened(b));
+        let mut output = base.product(rows.clone(), bias);
+        if let Some((a, b)) = factors {
+            let hidden = matmul(widened(rows), widened(a)) * scale;
+            kept.hidden = wants_b.then(|| hidden.clone());
+            output = add_product(output, hidden, widened(b));
+        }
         dims[D - 1] = d_output;
         (shaped(output, dims), kept)
     })
@@ -94,8 +110,7 @@ struct Adapted<const D: usize> {
     input: Option<Tensor<D>>,
     /// `scale * input * a`, for the gradient of `b`.
     hidden: Option<Tensor<2>>,
-    a: Tensor<2>,
-    b: Tensor<2>,
+    factors: Option<(Tensor<2>, Tensor<2>)>,
     base: Frozen,
     scale: f64,
 }
@@ -110,26 +125,35 @@ impl<const D: usize> Operation<4> for Adapted<D> {
             let sum = widened(grad.clone()).sum_dim(0);
             operands.give(BIAS, sum.squeeze_dim::<1>(0));
         }
-        let wide = widened(grad.clone());
-        let of_hidden = matmul(wide.clone(), widened(self.b).transpose()) * self.scale;
-        // The factors have no owner here when they are stepped.
-        let a = operands.wants(INPUT).then(|| widened(self.a));
-        let of_b = self.hidden.map(|hidden| matmul(hidden.transpose(), wide));
         let input = self.input.map(as_rows);
-        let of_a = input.as_ref().map(|input| {
-            let input = widened(input.clone());
-            matmul(input.transpose(), of_hidden.clone())
-        });
-        if let Some(a) = a {
-            let of_base = self.base.product_transposed(grad, input);
-            let of_input = add_product(of_base, of_hidden, a.transpose());
-            operands.give(INPUT, shaped(of_input, self.dims));
+        let mut of_factors = [None, None];
+        let mut of_input = None;
+        if let Some((a, b)) = self.factors {
+            let wide = widened(grad.clone());
+            let of_hidden = matmul(wide.clone(), widened(b).transpose()) * self.scale;
+            of_factors = [
+                input.as_ref().map(|input| {
+                    let input = widened(input.clone());
+                    matmul(input.transpose(), of_hidden.clone())
+                }),
+                self.hidden.map(|hidden| matmul(hidden.transpose(), wide)),
+            ];
+            of_input = operands
+                .wants(INPUT)
+                .then(|| (of_hidden, widened(a).transpose()));
         }
-        if let Some(of_b) = of_b {
-            operands.give(B, of_b);
+        if operands.wants(INPUT) {
+            let mut sum = self.base.product_transposed(grad, input);
+            if let Some((of_hidden, a)) = of_input {
+                sum = add_product(sum, of_hidden, a);
+            }
+            operands.give(INPUT, shaped(sum, self.dims));
         }
-        if let Some(of_a) = of_a {
-            operands.give(A, of_a);
+        // Nothing here holds the factors any more, which are stepped now.
+        for (at, grad) in [B, A].into_iter().zip(of_factors.into_iter().rev()) {
+            if let Some(grad) = grad {
+                operands.give(at, grad);
+            }
         }
     }
 }

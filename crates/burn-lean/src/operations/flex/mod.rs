@@ -4,6 +4,7 @@
 
 mod attention;
 mod hidden;
+mod nf4;
 mod product;
 
 use burn::backend::{BackendTypes, Flex};
@@ -15,6 +16,7 @@ use crate::backend::is_on_flex;
 
 pub(super) use attention::{Settings, attention, attention_backward};
 pub(super) use hidden::{Hidden, PackedMask, drop_with, pack_block};
+pub(super) use nf4::unpack as unpack_nf4;
 pub(super) use product::{product_into, repeated};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;

@@ -13,6 +13,7 @@ mod linear;
 mod lora;
 mod memory;
 mod modules;
+mod nf4;
 mod norms;
 mod quantized;
 mod rotary;

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::operations::activation::{Function, elementwise};
 use crate::operations::feed_forward::activated_linear;
+use crate::operations::lora::is_adapted;
 use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
@@ -65,7 +66,7 @@ impl PositionWiseFeedForward {
             }
         };
         let Linear { weight, bias } = &self.linear_outer;
-        if weight.adapter().is_some() {
+        if is_adapted(weight) {
             let x = self.dropout.forward(elementwise(function, x));
             return self.linear_outer.forward(x);
         }

@@ -1,0 +1,45 @@
+//! Weights in four bits, unpacked into slices.
+
+use std::ops::Range;
+
+use burn::tensor::{Int, Shape, Tensor};
+use lean_arithmetic::nf4;
+
+use super::{CHUNK, FlexTensor, each, floats, read, tensor, zeros};
+use burn::backend::Flex;
+
+/// The numbers of a range, `[range.len() / width, width]`. `of_scales` has the scales of scales, and their
+/// mean at last.
+pub(in crate::operations) fn unpack(
+    numbers: &Tensor<1, Int>,
+    scales: &Tensor<1, Int>,
+    of_scales: &Tensor<1>,
+    range: Range<usize>,
+    width: usize,
+) -> Tensor<2> {
+    let [numbers, scales] = [numbers, scales].map(|words| ints(words.clone()));
+    let of_scales = floats(of_scales.clone());
+    let [numbers, scales]: [&[i32]; 2] = [&numbers, &scales].map(words);
+    let (mean, of_scales) = read(&of_scales).split_last().expect("there is a mean");
+    let scale = |block: usize| {
+        let code = scales[block / 4].to_le_bytes()[block % 4];
+        nf4::scale(code, of_scales[block / nf4::SCALES], *mean)
+    };
+    let rows = range.len() / width.max(1);
+    let mut output = zeros(&Shape::new([rows, width]));
+    let chunks = output.storage_mut().chunks_mut(CHUNK).enumerate();
+    each(chunks.collect(), |(at, output): (usize, &mut [f32])| {
+        let start = range.start + at * CHUNK;
+        nf4::unpack(numbers, start..start + output.len(), scale, output);
+    });
+    tensor(output)
+}
+
+fn ints(tensor: Tensor<1, Int>) -> FlexTensor {
+    let tensor = tensor.try_into_primitive::<Flex>();
+    tensor.expect("it is on Flex").to_contiguous()
+}
+
+fn words(tensor: &FlexTensor) -> &[i32] {
+    tensor.as_slice().expect("its elements are in order")
+}

@@ -1,0 +1,394 @@
+//! Frozen weights in four bits.
+
+mod packed;
+
+use std::any::Any;
+use std::collections::HashMap;
+
+use burn::module::{
+    Lora, LoraAdapter, Module, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
+};
+use burn::tensor::{DType, Int, Tensor};
+use lean_arithmetic::nf4::{BLOCK, SCALES};
+
+use crate::operations::frozen::Frozen;
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
+
+pub(crate) use packed::Packed;
+
+/// Packs frozen weights into four bits: NF4 with double quantization, of [QLoRA: Efficient Finetuning of
+/// Quantized LLMs](https://arxiv.org/abs/2305.14314), in 4.127 bits a number on each backend. The bits are
+/// those of [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes).
+///
+/// The weights of [`nn`](super::nn)'s layers stay packed: a layer unpacks a part of its weight at a time,
+/// in the forward pass and in backward. Any other module reads a dense weight, which its layer keeps until
+/// backward.
+///
+/// ```
+/// use burn::module::Lora;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean::operations::Nf4;
+/// use burn_lean::operations::nn::{Linear, LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let layer: Linear = LinearConfig::new(64, 64).init(&device);
+/// let layer = Nf4::new().with_lora(Lora::new(8, 16.0)).pack(layer)?;
+/// let y = layer.forward(Tensor::<2>::ones([2, 64], &device));
+/// let grads = y.mean().backward();
+/// # let _ = grads;
+/// # Ok::<(), burn_lean::operations::PackError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Nf4 {
+    group: Option<ParamGroup>,
+    lora: Option<Lora>,
+}
+
+/// A weight that cannot be packed. The model was dropped unchanged.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// Four bits cannot hold it.
+    #[error("{path} has a number that is not finite")]
+    NotFinite {
+        /// The path of the weight.
+        path: String,
+    },
+    /// There is no state for it.
+    #[error("there is no packed state for {path}")]
+    Missing {
+        /// The path of the weight.
+        path: String,
+    },
+    /// Its state is of another weight.
+    #[error(
+        "the packed state for {path} is of a matrix {found:?}, or cut: the weight is {expected:?}"
+    )]
+    Shape {
+        /// The path of the weight.
+        path: String,
+        /// The shape of the weight, `[d_output, d_input]` of a linear layer.
+        expected: [usize; 2],
+        /// That of the state.
+        found: [usize; 2],
+    },
+}
+
+impl Nf4 {
+    /// Packs the weights of layers whose name has `Linear` in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Packs these parameters instead, as far as they are matrices.
+    #[must_use]
+    pub fn with_group(mut self, group: ParamGroup) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    /// Attaches adapters, as Burn's [`apply_lora`](Module::apply_lora) does: also to matrices that are not
+    /// packed, and all else is frozen. `apply_lora` after [`pack`](Self::pack) would take the place of the
+    /// packed weights.
+    #[must_use]
+    pub fn with_lora(mut self, lora: Lora) -> Self {
+        self.lora = Some(lora);
+        self
+    }
+
+    /// Packs the weights of a model, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// A weight has a number that is not finite.
+    pub fn pack<M: Module>(self, model: M) -> Result<M, PackError> {
+        self.pack_with(model, |path, _, param| {
+            let is_finite = param.base().inner().is_finite().all();
+            match is_finite.into_scalar::<bool>() {
+                true => Ok(None),
+                false => Err(PackError::NotFinite { path: path.into() }),
+            }
+        })
+    }
+
+    /// Puts packed weights into a model, whose own are not read, and not drawn if nobody has read them yet.
+    /// `state` gives that of a path.
+    ///
+    /// # Errors
+    ///
+    /// There is no state of a weight, or it is of another shape.
+    pub fn pack_from<M: Module>(
+        self,
+        model: M,
+        mut state: impl FnMut(&str) -> Option<Nf4State>,
+    ) -> Result<M, PackError> {
+        self.pack_with(model, |path, is_transposed, param| {
+            let state = state(path);
+            let state = state.ok_or_else(|| PackError::Missing { path: path.into() })?;
+            let shape = param.lazy_shape();
+            let shape = match is_transposed {
+                true => [shape[1], shape[0]],
+                false => [shape[0], shape[1]],
+            };
+            state.check(path, shape)?;
+            Ok(Some(state))
+        })
+    }
+
+    fn pack_with<M: Module>(
+        self,
+        model: M,
+        source: impl FnMut(&str, bool, &Param<Tensor<2>>) -> Result<Option<Nf4State>, PackError>,
+    ) -> Result<M, PackError> {
+        let mut plan = Plan {
+            group: self.group,
+            source,
+            matrices: HashMap::new(),
+            error: None,
+        };
+        model.visit(&mut WithPaths::new(&mut plan));
+        let Plan {
+            matrices, error, ..
+        } = plan;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let packed = ParamGroup::from_ids(matrices.keys().copied().collect());
+        let model = match &self.lora {
+            Some(lora) => {
+                let mut others = lora.clone();
+                others.param_group = others.param_group.exclude(packed);
+                model.apply_lora(others)
+            }
+            None => model,
+        };
+        let lora = self.lora;
+        Ok(model.apply_reparameterization(Packer { matrices, lora }))
+    }
+}
+
+/// A matrix that is packed.
+struct Matrix {
+    /// A linear layer of PyTorch has `[d_output, d_input]`.
+    is_transposed: bool,
+    /// If it is not that of the model.
+    state: Option<Nf4State>,
+}
+
+struct Plan<S> {
+    group: Option<ParamGroup>,
+    source: S,
+    matrices: HashMap<ParamId, Matrix>,
+    error: Option<PackError>,
+}
+
+impl<S> PathVisitor for Plan<S>
+where
+    S: FnMut(&str, bool, &Param<Tensor<2>>) -> Result<Option<Nf4State>, PackError>,
+{
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        let container = path.last().map_or("", |(_, container)| container);
+        let is_transposed = container.contains("Linear");
+        let text = path_text(path);
+        let is_chosen = match &self.group {
+            Some(group) => group.matches(&param.id, Some(&text)),
+            None => is_transposed,
+        };
+        // Of rank two.
+        let param = (param as &dyn Any).downcast_ref::<Param<Tensor<2>>>();
+        let Some(param) = param.filter(|_| is_chosen) else {
+            return;
+        };
+        match (self.source)(&text, is_transposed, param) {
+            Ok(state) => {
+                let matrix = Matrix {
+                    is_transposed,
+                    state,
+                };
+                self.matrices.insert(param.id, matrix);
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+struct Packer {
+    matrices: HashMap<ParamId, Matrix>,
+    lora: Option<Lora>,
+}
+
+impl Reparameterizer for Packer {
+    type Reparam = Nf4Weight;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Nf4Weight>) {
+        let Some(matrix) = self.matrices.remove(&param.id) else {
+            return (param, None);
+        };
+        let (id, device, shape) = (param.id, param.lazy_device(), param.lazy_shape());
+        let is_transposed = matrix.is_transposed;
+        let (packed, dtype) = match matrix.state {
+            Some(state) => {
+                drop(param);
+                (Packed::of(&state, &device), DType::F32)
+            }
+            None => {
+                let weight = param.into_value().inner();
+                let dtype = weight.dtype();
+                // Of rank two.
+                let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
+                let weight = match is_transposed {
+                    true => weight.transpose(),
+                    false => weight,
+                };
+                (Packed::new(weight), dtype)
+            }
+        };
+        let adapter = self.lora.as_mut().and_then(|lora| {
+            // Burn asks for its shape and type.
+            let one = Tensor::<D>::zeros([1; D], (&device, dtype));
+            let like: Param<Tensor<D>> = Param::initialized(id, one.expand(shape));
+            lora.reparameterize(path, like).1
+        });
+        let empty = Tensor::empty([0; D], (&device, dtype));
+        let Packed {
+            numbers,
+            scales,
+            of_scales,
+            dims,
+        } = packed;
+        let weight = Nf4Weight {
+            numbers: Param::initialized(ParamId::new(), numbers),
+            scales: Param::initialized(ParamId::new(), scales),
+            of_scales: Param::initialized(ParamId::new(), of_scales).set_require_grad(false),
+            lora: adapter,
+            dims,
+            is_transposed,
+        };
+        let base = Param::initialized(id, empty).set_require_grad(false);
+        (base, Some(weight))
+    }
+}
+
+/// A frozen weight in four bits, and its adapter, in the place of a parameter's value: that is empty.
+#[derive(Module, Debug)]
+pub struct Nf4Weight {
+    numbers: Param<Tensor<1, Int>>,
+    scales: Param<Tensor<1, Int>>,
+    of_scales: Param<Tensor<1>>,
+    /// The adapter.
+    pub lora: Option<LoraAdapter>,
+    #[module(skip)]
+    dims: [usize; 2],
+    #[module(skip)]
+    is_transposed: bool,
+}
+
+/// What bitsandbytes stores of a weight, under these names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nf4State {
+    /// The shape of the weight: of a linear layer `[d_output, d_input]`, as PyTorch has it.
+    pub shape: [usize; 2],
+    /// Two numbers in a byte, the first one in the high half.
+    pub weight: Vec<u8>,
+    /// The scale of each 64 numbers, without the mean.
+    pub absmax: Vec<u8>,
+    /// The scale of each 256 scales.
+    pub nested_absmax: Vec<f32>,
+    /// The mean of the scales.
+    pub nested_offset: f32,
+}
+
+impl Nf4State {
+    /// Whether it is that of a matrix of this shape.
+    fn check(&self, path: &str, shape: [usize; 2]) -> Result<(), PackError> {
+        let numbers: usize = shape.iter().product();
+        let blocks = numbers.div_ceil(BLOCK);
+        let lengths = [
+            (self.weight.len(), numbers.div_ceil(2)),
+            (self.absmax.len(), blocks),
+            (self.nested_absmax.len(), blocks.div_ceil(SCALES)),
+        ];
+        let is_whole = lengths.iter().all(|(found, expected)| found == expected);
+        match self.shape == shape && is_whole {
+            true => Ok(()),
+            false => Err(PackError::Shape {
+                path: path.into(),
+                expected: shape,
+                found: self.shape,
+            }),
+        }
+    }
+}
+
+impl Nf4Weight {
+    /// What bitsandbytes stores of it.
+    pub fn state(&self) -> Nf4State {
+        self.packed().state()
+    }
+
+    /// The packed weight of a parameter, if it has one.
+    pub(crate) fn of(param: &Param<Tensor<2>>) -> Option<&Self> {
+        param.reparameterization()
+    }
+
+    /// # Panics
+    ///
+    /// If its scales were cast.
+    fn packed(&self) -> Packed {
+        let of_scales = self.of_scales.val();
+        assert_eq!(
+            of_scales.dtype(),
+            DType::F32,
+            "the scales of a weight in four bits were cast, which loses bits: leave them in f32"
+        );
+        Packed {
+            numbers: self.numbers.val().inner(),
+            scales: self.scales.val().inner(),
+            of_scales: of_scales.inner(),
+            dims: self.dims,
+        }
+    }
+
+    /// # Panics
+    ///
+    /// If `weight`, which has this in the place of its value, is to be trained.
+    pub(in crate::operations) fn frozen<const D: usize>(&self, weight: &Tensor<D>) -> Frozen {
+        assert!(
+            !weight.is_require_grad(),
+            "a weight in four bits cannot be trained: freeze it again, or train its adapter alone with \
+             `unfreeze_group`"
+        );
+        match self.is_transposed {
+            true => Frozen::PackedTransposed(self.packed()),
+            false => Frozen::Packed(self.packed()),
+        }
+    }
+}
+
+impl Reparameterization for Nf4Weight {
+    const NAME: &'static str = "nf4";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let dense = self.frozen(&base).dense();
+        let device = base.device();
+        let dense = match device.is_autodiff() {
+            true => Tensor::from_inner(dense),
+            false => dense,
+        };
+        let value = match &self.lora {
+            Some(lora) => {
+                let delta = lora.delta();
+                dense.cast(delta.dtype()) + delta
+            }
+            None => dense.cast(base.dtype()),
+        };
+        // Of rank two, which only matrices have.
+        Tensor::from_dispatch(value.into_dispatch())
+    }
+}

@@ -1,0 +1,166 @@
+//! A matrix in four bits.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use lean_arithmetic::nf4::{self, BLOCK, DYNAMIC, QUANTILES, SCALES};
+
+use super::Nf4State;
+#[cfg(feature = "flex")]
+use crate::backend::is_on_flex;
+#[cfg(feature = "flex")]
+use crate::operations::flex;
+
+/// A matrix `[rows, width]` in four bits, row after row, without autodiff.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed {
+    /// Eight numbers in a word.
+    pub(super) numbers: Tensor<1, Int>,
+    /// The scales of four blocks in a word.
+    pub(super) scales: Tensor<1, Int>,
+    /// The scales of scales, and the mean of scales at last.
+    pub(super) of_scales: Tensor<1>,
+    pub(super) dims: [usize; 2],
+}
+
+impl Packed {
+    pub(super) fn new(matrix: Tensor<2>) -> Self {
+        let (shape, device) = (matrix.dims(), matrix.device());
+        let numbers = matrix.cast(DType::F32).into_data();
+        let numbers: Vec<f32> = numbers.try_into_vec().expect("it is in f32");
+        let packed = nf4::pack(&numbers);
+        let state = Nf4State {
+            shape,
+            weight: packed.numbers,
+            absmax: packed.scales,
+            nested_absmax: packed.scales_of_scales,
+            nested_offset: packed.mean,
+        };
+        Self::of(&state, &device)
+    }
+
+    pub(super) fn of(state: &Nf4State, device: &Device) -> Self {
+        let device = device.clone().inner();
+        let words = |bytes: &[u8]| {
+            let words = nf4::words(bytes);
+            let length = words.len();
+            Tensor::from_data(TensorData::new(words, [length]), (&device, DType::I32))
+        };
+        let mut of_scales = state.nested_absmax.clone();
+        of_scales.push(state.nested_offset);
+        let length = of_scales.len();
+        Self {
+            numbers: words(&state.weight),
+            scales: words(&state.absmax),
+            of_scales: Tensor::from_data(
+                TensorData::new(of_scales, [length]),
+                (&device, DType::F32),
+            ),
+            dims: state.shape,
+        }
+    }
+
+    pub(super) fn state(&self) -> Nf4State {
+        let numbers: usize = self.dims.iter().product();
+        let bytes = |words: &Tensor<1, Int>, length: usize| {
+            let words = words.clone().into_data();
+            let bytes = words.iter::<i32>().flat_map(i32::to_le_bytes);
+            bytes.take(length).collect()
+        };
+        let mut nested_absmax: Vec<f32> = self.of_scales.clone().into_data().iter().collect();
+        let nested_offset = nested_absmax.pop().expect("there is a mean");
+        Nf4State {
+            shape: self.dims,
+            weight: bytes(&self.numbers, numbers.div_ceil(2)),
+            absmax: bytes(&self.scales, numbers.div_ceil(BLOCK)),
+            nested_absmax,
+            nested_offset,
+        }
+    }
+
+    pub(crate) fn dims(&self) -> [usize; 2] {
+        self.dims
+    }
+
+    /// The rows at these indices, in f32.
+    pub(crate) fn select(&self, indices: Tensor<1, Int>) -> Tensor<2> {
+        #[cfg(feature = "flex")]
+        if is_on_flex(&self.of_scales) {
+            let rows = indices.into_data();
+            let rows = rows.iter::<u64>().map(|row| row as usize);
+            let rows = rows.map(|row| self.rows(row..row + 1));
+            return Tensor::cat(rows.collect(), 0);
+        }
+        self.unpacked().select(0, indices)
+    }
+
+    pub(crate) fn unpacked(&self) -> Tensor<2> {
+        self.rows(0..self.dims[0])
+    }
+
+    /// These rows, in f32.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor<2> {
+        let [_, width] = self.dims;
+        let range = rows.start * width..rows.end * width;
+        if range.is_empty() {
+            return Tensor::zeros([rows.len(), width], (&self.of_scales.device(), DType::F32));
+        }
+        #[cfg(feature = "flex")]
+        if is_on_flex(&self.of_scales) {
+            return flex::unpack_nf4(&self.numbers, &self.scales, &self.of_scales, range, width);
+        }
+        let codes = field(&self.numbers, range.clone(), 4, 4);
+        let numbers = table(&QUANTILES, &self.of_scales).select(0, codes);
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        let scales = self.scales_of(blocks.clone());
+        // Each block's scale for each of its numbers.
+        let scales = repeated(scales, BLOCK);
+        let before = range.start - blocks.start * BLOCK;
+        let scales = scales.slice([before..before + range.len()]);
+        (numbers * scales).reshape([rows.len(), width])
+    }
+
+    fn scales_of(&self, blocks: Range<usize>) -> Tensor<1> {
+        let [count] = self.of_scales.dims();
+        let codes = field(&self.scales, blocks.clone(), 8, 0);
+        let differences = table(DYNAMIC.as_slice(), &self.of_scales).select(0, codes);
+        let groups = blocks.start / SCALES..blocks.end.div_ceil(SCALES);
+        let before = blocks.start - groups.start * SCALES;
+        let of_scales = repeated(self.of_scales.clone().slice([groups]), SCALES);
+        let of_scales = of_scales.slice([before..before + blocks.len()]);
+        differences * of_scales + self.of_scales.clone().slice([count - 1..count])
+    }
+}
+
+fn table(numbers: &[f32], like: &Tensor<1>) -> Tensor<1> {
+    Tensor::from_data(
+        TensorData::new(numbers.to_vec(), [numbers.len()]),
+        (&like.device(), DType::F32),
+    )
+}
+
+fn repeated(numbers: Tensor<1>, times: usize) -> Tensor<1> {
+    let [count] = numbers.dims();
+    numbers
+        .reshape([count, 1])
+        .expand([count, times])
+        .reshape([count * times])
+}
+
+/// Fields of so many bits in words, from the lowest on, of which each number is exclusive-ored with `order`
+/// times its place.
+fn field(words: &Tensor<1, Int>, range: Range<usize>, bits: usize, flip: usize) -> Tensor<1, Int> {
+    let per_word = 32 / bits;
+    let covered = range.start / per_word..range.end.div_ceil(per_word);
+    let (first, count) = (covered.start * per_word, covered.len());
+    let words = words.clone().slice([covered]);
+    let mask = (1_i64 << bits) - 1;
+    let fields = (0..per_word).map(|at| {
+        let shift = (at * bits) ^ flip;
+        let field = words.clone().bitwise_right_shift_scalar(shift as i32);
+        field.bitwise_and_scalar(mask as i32)
+    });
+    let fields: Tensor<2, Int> = Tensor::stack(fields.collect(), 1);
+    let fields = fields.reshape([count * per_word]);
+    fields.slice([range.start - first..range.end - first])
+}

@@ -1,0 +1,192 @@
+//! Weights in four bits: the NormalFloat with double quantization of [QLoRA: Efficient Finetuning of
+//! Quantized LLMs](https://arxiv.org/abs/2305.14314), bit for bit as in
+//! [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes).
+//!
+//! Each block of 64 numbers has a scale, the largest absolute value. Of the scales the mean is taken off,
+//! and the rest is stored in 8 bits, with a scale for each 256: 4.127 bits a number in all.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+/// Numbers that share a scale.
+pub const BLOCK: usize = 64;
+
+/// Scales that share one.
+pub const SCALES: usize = 256;
+
+/// The quantiles of a normal distribution that four bits stand for.
+pub const QUANTILES: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// The numbers that eight bits stand for: the dynamic type of [8-Bit Approximations for Parallelism in Deep
+/// Learning](https://arxiv.org/abs/1511.04561).
+pub static DYNAMIC: LazyLock<[f32; 256]> = LazyLock::new(|| {
+    let mut numbers = vec![0.0, 1.0];
+    for (exponent, size) in [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+        .into_iter()
+        .enumerate()
+    {
+        let parts = 1_usize << exponent;
+        // As PyTorch's `linspace` of 0.1 to 1: from both ends.
+        let step = (1.0 - 0.1_f32) / parts as f32;
+        let boundary = |at: usize| match at < parts.div_ceil(2) {
+            true => step.mul_add(at as f32, 0.1),
+            false => (-step).mul_add((parts - at) as f32, 1.0),
+        };
+        for at in 0..parts {
+            let mean: f32 = (boundary(at) + boundary(at + 1)) / 2.0;
+            numbers.extend([mean * size, -mean * size]);
+        }
+    }
+    numbers.sort_by(f32::total_cmp);
+    numbers.try_into().expect("there are 256")
+});
+
+/// Packed numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packed {
+    /// Two numbers in a byte, the first one in the high half.
+    pub numbers: Vec<u8>,
+    /// The scale of each block, without the mean.
+    pub scales: Vec<u8>,
+    /// The scale of each 256 scales.
+    pub scales_of_scales: Vec<f32>,
+    /// The mean of the scales.
+    pub mean: f32,
+}
+
+/// Packs numbers.
+///
+/// The mean is rounded once, which that of bitsandbytes need not be: then last bits of scales differ.
+pub fn pack(numbers: &[f32]) -> Packed {
+    let (codes, scales) = quantize(numbers, BLOCK, &QUANTILES);
+    let zero = nearest(&midpoints(&QUANTILES), 0.0);
+    let byte = |pair: &[u8]| (pair[0] << 4) | pair.get(1).copied().unwrap_or(zero);
+    let sum: f64 = scales.iter().copied().map(f64::from).sum();
+    let mean = (sum / scales.len().max(1) as f64) as f32;
+    let differences: Vec<f32> = scales.iter().map(|scale| scale - mean).collect();
+    let (scales, scales_of_scales) = quantize(&differences, SCALES, DYNAMIC.as_slice());
+    Packed {
+        numbers: codes.chunks(2).map(byte).collect(),
+        scales,
+        scales_of_scales,
+        mean,
+    }
+}
+
+/// The nearest codes of numbers, by blocks, and the scale of each block.
+fn quantize(numbers: &[f32], block: usize, codes: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    /// A block of zeros, or nearly.
+    const SMALLEST: f32 = 1e-38;
+    let midpoints = midpoints(codes);
+    let mut quantized = Vec::with_capacity(numbers.len());
+    let mut scales = Vec::with_capacity(numbers.len().div_ceil(block));
+    for numbers in numbers.chunks(block) {
+        let scale = numbers.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+        let divisor = scale.max(SMALLEST);
+        let is_whole = numbers.len() == block;
+        quantized.extend(numbers.iter().map(|number| {
+            let scaled = match is_whole {
+                true => number * (1.0 / divisor),
+                false => number / divisor,
+            };
+            nearest(&midpoints, scaled)
+        }));
+        scales.push(if is_whole { scale } else { divisor });
+    }
+    (quantized, scales)
+}
+
+fn midpoints(codes: &[f32]) -> Vec<f32> {
+    codes
+        .windows(2)
+        .map(|pair| (pair[0] + pair[1]) / 2.0)
+        .collect()
+}
+
+fn nearest(midpoints: &[f32], number: f32) -> u8 {
+    // There are at most 256 codes.
+    midpoints.partition_point(|midpoint| *midpoint < number) as u8
+}
+
+/// The scale of a block.
+pub fn scale(code: u8, of_scale: f32, mean: f32) -> f32 {
+    DYNAMIC[usize::from(code)] * of_scale + mean
+}
+
+/// Unpacks numbers of a range. `words` has the packed bytes, the first one in the lowest bits; `scale` gives
+/// that of a block.
+pub fn unpack(words: &[i32], range: Range<usize>, scale: impl Fn(usize) -> f32, into: &mut [f32]) {
+    let mut into = into.iter_mut();
+    let mut at = range.start;
+    while at < range.end {
+        let block = at / BLOCK;
+        let scale = scale(block);
+        let values = QUANTILES.map(|quantile| quantile * scale);
+        let end = range.end.min((block + 1) * BLOCK);
+        for (at, number) in (at..end).zip(&mut into) {
+            *number = values[code(words, at)];
+        }
+        at = end;
+    }
+}
+
+fn code(words: &[i32], at: usize) -> usize {
+    let shift = (4 * (at % 8)) ^ 4;
+    ((words[at / 8] >> shift) & 15) as usize
+}
+
+/// Four bytes in a word, the first one in the lowest bits.
+pub fn words(bytes: &[u8]) -> Vec<i32> {
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 4];
+        word[..bytes.len()].copy_from_slice(bytes);
+        i32::from_le_bytes(word)
+    };
+    bytes.chunks(4).map(word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unpacked_is_near() {
+        let numbers: Vec<f32> = (0..1003).map(|at| (at as f32 * 0.37).sin()).collect();
+        let packed = pack(&numbers);
+        assert_eq!(packed.numbers.len(), 502);
+        assert_eq!(
+            [packed.scales.len(), packed.scales_of_scales.len()],
+            [16, 1]
+        );
+        let scale_of = |block: usize| {
+            scale(
+                packed.scales[block],
+                packed.scales_of_scales[0],
+                packed.mean,
+            )
+        };
+        let mut found = vec![0.0; 500];
+        unpack(&words(&packed.numbers), 501..1001, scale_of, &mut found);
+        for (found, expected) in found.iter().zip(&numbers[501..]) {
+            // Half of the widest step between two codes, and the rounding of the scale.
+            assert!((found - expected).abs() < 0.16, "{found} {expected}");
+        }
+    }
+}
