@@ -116,22 +116,28 @@ fn what_is_packed_is_that_of_bitsandbytes() {
 fn what_bitsandbytes_has_packed_is_unpacked() {
     for reference in references() {
         let Reference { name, dims, .. } = &reference;
-        let model = vec![Param::from_tensor(Tensor::<2>::zeros(*dims, &flex()))];
-        let nf4 = Nf4::new().with_group(ParamGroup::all());
-        let model = nf4.pack_from(model, |path| {
-            assert_eq!(path, "0");
-            Some(state_of(&reference))
-        });
-        let param = model.unwrap().pop().unwrap();
-        assert_eq!(state(&param), state_of(&reference), "{name}");
-        let dense = param.val();
-        let dense = match &name[..] {
-            "bf16" => dense.cast(DType::BF16),
-            _ => dense,
-        };
-        let dense: Vec<u32> = bits_of(dense).into_iter().step_by(7).collect();
-        let expected = floats(&reference.dense).into_iter().map(f32::to_bits);
-        assert!(dense == expected.collect::<Vec<_>>(), "{name}");
+        for device in devices() {
+            let model = vec![Param::from_tensor(Tensor::<2>::zeros(*dims, &device))];
+            let nf4 = Nf4::new().with_group(ParamGroup::all());
+            let model = nf4.pack_from(model, |path| {
+                assert_eq!(path, "0");
+                Some(state_of(&reference))
+            });
+            let param = model.unwrap().pop().unwrap();
+            assert_eq!(state(&param), state_of(&reference), "{name}");
+            // Not every backend has bf16.
+            let dense: Tensor<2> = Tensor::from_data(param.val().into_data(), &flex());
+            let dense = match &name[..] {
+                "bf16" => dense.cast(DType::BF16),
+                _ => dense,
+            };
+            let dense: Vec<u32> = bits_of(dense).into_iter().step_by(7).collect();
+            let expected = floats(&reference.dense).into_iter().map(f32::to_bits);
+            assert!(
+                dense == expected.collect::<Vec<_>>(),
+                "{name} on {device:?}"
+            );
+        }
     }
 }
 
