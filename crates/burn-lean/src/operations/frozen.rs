@@ -10,7 +10,7 @@ use super::linear::{assert_fits, product};
 use super::nf4::{Nf4Weight, Packed};
 use super::product::{Before, filled, onto_bias, product_into, product_over};
 use crate::backend::{is_on_flex, plain};
-use crate::wide::{is_half, wide};
+use crate::wide::{is_half, wide, widened};
 
 /// How much of a weight is unpacked or cast at once, in f32.
 const PART_BYTES: usize = 8 << 20;
@@ -67,14 +67,15 @@ impl Frozen {
         }
         let ([rows, _], [_, d_output]) = (input.dims(), self.dims());
         if is_half(dtype) {
-            let mut output = filled([rows, d_output], dtype, &input);
-            for columns in self.parts() {
+            // Rounded once.
+            let (input, bias) = (widened(input), bias.map(widened));
+            let output = filled([rows, d_output], dtype, &input);
+            return self.parts().fold(output, |output, columns| {
                 let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
-                let part = self.columns(weight.as_ref(), &columns, dtype);
-                let part = product(input.clone(), part, bias);
-                output = output.slice_assign([0..rows, columns], part);
-            }
-            return output;
+                let part = self.columns(weight.as_ref(), &columns, wide(dtype));
+                let part = product(input.clone(), part, bias).cast(dtype);
+                output.slice_assign([0..rows, columns], part)
+            });
         }
         let (output, before) = onto_bias(bias, [rows, d_output], &input);
         self.parts().fold(output, |output, columns| {

@@ -3,7 +3,9 @@
 mod packed;
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use burn::module::{
     Lora, LoraAdapter, Module, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
@@ -44,7 +46,7 @@ pub struct Nf4 {
     lora: Option<Lora>,
 }
 
-/// A weight that cannot be packed. The model was dropped unchanged.
+/// A weight that cannot be packed. The model is dropped.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
@@ -96,19 +98,14 @@ impl Nf4 {
         self
     }
 
-    /// Packs the weights of a model, one after the other.
+    /// Packs the weights of a model, one after the other. One that nobody has read yet is drawn, packed and
+    /// dropped.
     ///
     /// # Errors
     ///
     /// A weight has a number that is not finite.
     pub fn pack<M: Module>(self, model: M) -> Result<M, PackError> {
-        self.pack_with(model, |path, _, param| {
-            let is_finite = param.base().inner().is_finite().all();
-            match is_finite.into_scalar::<bool>() {
-                true => Ok(None),
-                false => Err(PackError::NotFinite { path: path.into() }),
-            }
-        })
+        self.pack_with(model, |_, _, _| Ok(None))
     }
 
     /// Puts packed weights into a model, whose own are not read, and not drawn if nobody has read them yet.
@@ -162,8 +159,16 @@ impl Nf4 {
             }
             None => model,
         };
-        let lora = self.lora;
-        Ok(model.apply_reparameterization(Packer { matrices, lora }))
+        let error = Rc::default();
+        let model = model.apply_reparameterization(Packer {
+            matrices,
+            lora: self.lora,
+            error: Rc::clone(&error),
+        });
+        match error.take() {
+            Some(error) => Err(error),
+            None => Ok(model),
+        }
     }
 }
 
@@ -217,6 +222,8 @@ where
 struct Packer {
     matrices: HashMap<ParamId, Matrix>,
     lora: Option<Lora>,
+    /// Burn's traversal cannot fail.
+    error: Rc<RefCell<Option<PackError>>>,
 }
 
 impl Reparameterizer for Packer {
@@ -240,6 +247,11 @@ impl Reparameterizer for Packer {
             None => {
                 let weight = param.into_value().inner();
                 let dtype = weight.dtype();
+                if !weight.clone().is_finite().all().into_scalar::<bool>() {
+                    let path = path.into();
+                    let mut error = self.error.borrow_mut();
+                    error.get_or_insert(PackError::NotFinite { path });
+                }
                 // Of rank two.
                 let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
                 let weight = match is_transposed {
