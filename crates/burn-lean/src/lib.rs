@@ -33,7 +33,7 @@
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
 //! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
 //! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
-//! `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
+//! `peft`, adapters in the files of Python's `peft`; `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
 //! names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; `cube`, for
 //! other devices of CubeCL.
 
@@ -63,6 +63,8 @@ pub mod operations;
 pub mod optim;
 mod optimizer;
 mod path;
+#[cfg(feature = "peft")]
+mod peft;
 mod recompute;
 mod reduction;
 mod tape;
@@ -91,6 +93,8 @@ pub use optimizer::{
     Accumulating, IntoModuleOptimizer, Measuring, Outcome, Part, RefusedPass, ReleaseOptimizer,
     StepReport, Stepping, WithGradientRelease, backward, try_backward,
 };
+#[cfg(feature = "peft")]
+pub use peft::{PeftError, load_adapters, save_adapters};
 pub use recompute::{
     Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, Planned, TwoPasses, checkpoint,
     checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder, checkpoint_steps,

@@ -43,6 +43,9 @@ mod optim;
 
 mod optimizers;
 
+#[cfg(all(feature = "operations", feature = "peft"))]
+mod peft;
+
 mod random_programs;
 
 mod scopes;

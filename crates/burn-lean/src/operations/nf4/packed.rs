@@ -116,7 +116,7 @@ impl Packed {
         // Each block's scale for each of its numbers.
         let scales = repeated(scales, BLOCK);
         let before = range.start - blocks.start * BLOCK;
-        let scales = scales.slice([before..before + range.len()]);
+        let scales = scales.slice_dim(0, before..before + range.len());
         (numbers * scales).reshape([rows.len(), width])
     }
 
@@ -127,8 +127,8 @@ impl Packed {
         let groups = blocks.start / SCALES..blocks.end.div_ceil(SCALES);
         let before = blocks.start - groups.start * SCALES;
         let of_scales = repeated(self.of_scales.clone().slice([groups]), SCALES);
-        let of_scales = of_scales.slice([before..before + blocks.len()]);
-        differences * of_scales + self.of_scales.clone().slice([count - 1..count])
+        let of_scales = of_scales.slice_dim(0, before..before + blocks.len());
+        differences * of_scales + self.of_scales.clone().slice_dim(0, count - 1..count)
     }
 }
 
@@ -162,5 +162,5 @@ fn field(words: &Tensor<1, Int>, range: Range<usize>, bits: usize, flip: usize) 
     });
     let fields: Tensor<2, Int> = Tensor::stack(fields.collect(), 1);
     let fields = fields.reshape([count * per_word]);
-    fields.slice([range.start - first..range.end - first])
+    fields.slice_dim(0, range.start - first..range.end - first)
 }
