@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use super::configuration::configuration;
 use super::same_fields::same_fields;
 use crate::operations::frozen::Frozen;
-use crate::operations::lora::adapter_of;
+use crate::operations::lora::{adapter_of, is_adapted};
 use crate::operations::{embedding, linear};
 
 configuration! {
@@ -36,39 +36,36 @@ impl Embedding {
     /// - `input`: `[batch, time]`
     /// - output: `[batch, time, d_model]`
     pub fn forward(&self, input: Tensor<2, Int>) -> Tensor<3> {
-        let Some(adapter) = adapter_of(&self.weight) else {
-            return self
-                .base(input)
-                .unwrap_or_else(|input| embedding(self.weight.val(), input));
-        };
-        match self.base(input.clone()) {
-            Ok(base) => {
+        let adapter = adapter_of(&self.weight);
+        let base = is_adapted(&self.weight).then(|| self.base(&input));
+        match (base.flatten(), adapter) {
+            (Some(base), None) => base,
+            (Some(base), Some(adapter)) => {
                 let low_rank = embedding(adapter.a.val(), input);
                 let delta = linear(low_rank, adapter.b.val(), None) * adapter.scale;
                 base.cast(delta.dtype()) + delta
             }
-            Err(input) => embedding(self.weight.val(), input),
+            (None, _) => embedding(self.weight.val(), input),
         }
     }
 
-    /// The vectors of a frozen weight without its adapter; the tokens back, if it is trained or quantized.
-    fn base(&self, input: Tensor<2, Int>) -> Result<Tensor<3>, Tensor<2, Int>> {
-        match Frozen::of(&self.weight) {
-            Some(Frozen::Packed(packed)) => {
-                let device = input.device();
+    /// The vectors of a frozen weight without its adapter; `None` if it is trained or quantized.
+    fn base(&self, input: &Tensor<2, Int>) -> Option<Tensor<3>> {
+        match Frozen::of(&self.weight)? {
+            Frozen::Packed(packed) => {
                 let [batch, time] = input.dims();
-                let vectors = packed.select(input.inner().flatten::<1>(0, 1));
+                let vectors = packed.select(input.clone().inner().flatten::<1>(0, 1));
                 let [_, width] = vectors.dims();
                 let vectors = vectors.reshape([batch, time, width]);
-                Ok(match device.is_autodiff() {
+                Some(match input.device().is_autodiff() {
                     true => Tensor::from_inner(vectors),
                     false => vectors,
                 })
             }
-            Some(Frozen::Tensor(weight)) if weight.dtype().is_float() => {
-                Ok(embedding(self.weight.base(), input))
+            Frozen::Tensor(weight) if weight.dtype().is_float() => {
+                Some(embedding(self.weight.base(), input.clone()))
             }
-            _ => Err(input),
+            _ => None,
         }
     }
 }
