@@ -122,6 +122,9 @@ mod pages {
     #[doc = include_str!("../../../docs/language-model.md")]
     struct LanguageModel;
 
+    #[doc = include_str!("../../../docs/lora.md")]
+    struct Lora;
+
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     struct MixedPrecision;
 
