@@ -132,24 +132,98 @@ pub fn scale(code: u8, of_scale: f32, mean: f32) -> f32 {
 
 /// Unpacks numbers of a range. `words` has the packed bytes, the first one in the lowest bits; `scale` gives
 /// that of a block.
-pub fn unpack(words: &[i32], range: Range<usize>, scale: impl Fn(usize) -> f32, into: &mut [f32]) {
-    let mut into = into.iter_mut();
+pub fn unpack(
+    words: &[i32],
+    range: Range<usize>,
+    scale: impl Fn(usize) -> f32,
+    mut into: &mut [f32],
+) {
     let mut at = range.start;
     while at < range.end {
         let block = at / BLOCK;
         let scale = scale(block);
         let values = QUANTILES.map(|quantile| quantile * scale);
         let end = range.end.min((block + 1) * BLOCK);
-        for (at, number) in (at..end).zip(&mut into) {
-            *number = values[code(words, at)];
+        let (numbers, rest) = into.split_at_mut(end - at);
+        into = rest;
+        if at % WORD == 0 && numbers.len() % WORD == 0 {
+            unpack_words(&words[at / WORD..end / WORD], &values, numbers);
+        } else {
+            for (at, number) in (at..end).zip(numbers) {
+                *number = values[code(words[at / WORD], at % WORD)];
+            }
         }
         at = end;
     }
 }
 
-fn code(words: &[i32], at: usize) -> usize {
-    let shift = (4 * (at % 8)) ^ 4;
-    ((words[at / 8] >> shift) & 15) as usize
+/// Whole words, of one block.
+fn unpack_words(words: &[i32], values: &[f32; 16], into: &mut [f32]) {
+    #[cfg(all(feature = "host", target_arch = "x86_64"))]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        return x86::unpack_words(simd, words, values, into);
+    }
+    for (word, numbers) in words.iter().zip(into.chunks_exact_mut(WORD)) {
+        for (place, number) in numbers.iter_mut().enumerate() {
+            *number = values[code(*word, place)];
+        }
+    }
+}
+
+#[cfg(all(feature = "host", target_arch = "x86_64"))]
+mod x86 {
+    use std::arch::x86_64::{__m256, __m256i};
+
+    use pulp::x86::V3;
+    use pulp::{Simd, WithSimd, cast};
+
+    use super::WORD;
+
+    /// A table of 16 numbers is two registers, and a word is looked up in both.
+    pub(super) fn unpack_words(simd: V3, words: &[i32], values: &[f32; 16], into: &mut [f32]) {
+        struct Unpack<'a> {
+            simd: V3,
+            words: &'a [i32],
+            values: &'a [f32; 16],
+            into: &'a mut [f32],
+        }
+        impl WithSimd for Unpack<'_> {
+            type Output = ();
+
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, _: S) {
+                let V3 { avx, avx2, .. } = self.simd;
+                let [low, high]: [__m256; 2] = cast(*self.values);
+                // The first number of a byte is in its high half.
+                let shifts: __m256i = cast([4_u32, 0, 12, 8, 20, 16, 28, 24]);
+                let (numbers, _) = self.into.as_chunks_mut::<WORD>();
+                for (word, numbers) in self.words.iter().zip(numbers) {
+                    let codes = avx2._mm256_srlv_epi32(avx._mm256_set1_epi32(*word), shifts);
+                    let [low, high] =
+                        [low, high].map(|half| avx2._mm256_permutevar8x32_ps(half, codes));
+                    let is_high: __m256 = cast(avx2._mm256_slli_epi32::<28>(codes));
+                    *numbers = cast(avx._mm256_blendv_ps(low, high, is_high));
+                }
+            }
+        }
+        Simd::vectorize(
+            simd,
+            Unpack {
+                simd,
+                words,
+                values,
+                into,
+            },
+        );
+    }
+}
+
+/// Numbers in a word.
+const WORD: usize = 8;
+
+fn code(word: i32, place: usize) -> usize {
+    // The first number of a byte is in its high half.
+    ((word >> ((4 * place) ^ 4)) & 15) as usize
 }
 
 /// Four bytes in a word, the first one in the lowest bits.

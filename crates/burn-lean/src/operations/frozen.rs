@@ -13,7 +13,7 @@ use crate::backend::{is_on_flex, plain};
 use crate::wide::{is_half, wide, widened};
 
 /// How much of a weight is unpacked or cast at once, in f32.
-const PART_BYTES: usize = 8 << 20;
+const PART_BYTES: usize = 4 << 20;
 
 /// A weight `[d_input, d_output]` that is not trained, without autodiff. It is packed, quantized, or of a
 /// type that need not be that of what it is multiplied with.
@@ -70,17 +70,21 @@ impl Frozen {
             // Rounded once.
             let (input, bias) = (widened(input), bias.map(widened));
             let output = filled([rows, d_output], dtype, &input);
+            let mut part = None;
             return self.parts().fold(output, |output, columns| {
+                let at = [0..rows, columns.clone()];
                 let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
-                let part = self.columns(weight.as_ref(), &columns, wide(dtype));
-                let part = product(input.clone(), part, bias).cast(dtype);
-                output.slice_assign([0..rows, columns], part)
+                let weights = self.columns(weight.as_ref(), columns, wide(dtype), &mut part);
+                let product = product(input.clone(), weights, bias).cast(dtype);
+                output.slice_assign(at, product)
             });
         }
         let (output, before) = onto_bias(bias, [rows, d_output], &input);
+        let mut part = None;
         self.parts().fold(output, |output, columns| {
-            let part = self.columns(weight.as_ref(), &columns, dtype);
-            product_into(output, [0..rows, columns], before, input.clone(), part)
+            let at = [0..rows, columns.clone()];
+            let weights = self.columns(weight.as_ref(), columns, dtype, &mut part);
+            product_into(output, at, before, input.clone(), weights)
         })
     }
 
@@ -97,11 +101,14 @@ impl Frozen {
             return product_over(output, grad, weight.transpose());
         }
         let all = [0..rows, 0..d_input];
-        let mut before = Before::Anything;
+        let (mut before, mut part) = (Before::Anything, None);
         let sum = self.parts().fold(output, |output, columns| {
-            let part = self.columns(weight.as_ref(), &columns, wide(dtype));
-            let grad = grad.clone().slice([0..rows, columns]).cast(wide(dtype));
-            let sum = product_into(output, all.clone(), before, grad, part.transpose());
+            let grad = grad
+                .clone()
+                .slice([0..rows, columns.clone()])
+                .cast(wide(dtype));
+            let weights = self.columns(weight.as_ref(), columns, wide(dtype), &mut part);
+            let sum = product_into(output, all.clone(), before, grad, weights.transpose());
             before = Before::Sum;
             sum
         });
@@ -126,19 +133,23 @@ impl Frozen {
         }
     }
 
-    /// Columns of the weight, which is `whole` if there is one.
+    /// Columns of the weight, which is `whole` if there is one. `part` has those of before, and gets these.
     fn columns(
         &self,
         whole: Option<&Tensor<2>>,
-        columns: &Range<usize>,
+        columns: Range<usize>,
         dtype: DType,
+        part: &mut Option<Tensor<2>>,
     ) -> Tensor<2> {
-        let part = match (self, whole) {
-            (Self::PackedTransposed(packed), _) => packed.rows(columns.clone()).transpose(),
-            (_, Some(whole)) => whole.clone().slice_dim(1, columns.clone()),
+        let weights = match (self, whole) {
+            (Self::PackedTransposed(packed), _) => {
+                let rows = packed.rows(columns, part.take());
+                part.insert(rows).clone().transpose()
+            }
+            (_, Some(whole)) => whole.clone().slice_dim(1, columns),
             _ => unreachable!("only what is packed by columns has no whole"),
         };
-        part.cast(dtype)
+        weights.cast(dtype)
     }
 
     /// Columns that are unpacked or cast at once.

@@ -5,17 +5,18 @@ use std::ops::Range;
 use burn::tensor::{Int, Shape, Tensor};
 use lean_arithmetic::nf4;
 
-use super::{CHUNK, FlexTensor, each, floats, read, tensor, zeros};
+use super::{CHUNK, FlexTensor, each, floats, own, read, tensor, zeros};
 use burn::backend::Flex;
 
-/// The numbers of a range, `[range.len() / width, width]`. `of_scales` has the scales of scales, and their
-/// mean at last.
+/// The numbers of a range, `[range.len() / width, width]`, written over `scratch` if it has that shape.
+/// `of_scales` has the scales of scales, and their mean at last.
 pub(in crate::operations) fn unpack(
     numbers: &Tensor<1, Int>,
     scales: &Tensor<1, Int>,
     of_scales: &Tensor<1>,
     range: Range<usize>,
     width: usize,
+    scratch: Option<Tensor<2>>,
 ) -> Tensor<2> {
     let [numbers, scales] = [numbers, scales].map(|words| ints(words.clone()));
     let of_scales = floats(of_scales.clone());
@@ -26,7 +27,11 @@ pub(in crate::operations) fn unpack(
         nf4::scale(code, of_scales[block / nf4::SCALES], *mean)
     };
     let rows = range.len() / width.max(1);
-    let mut output = zeros(&Shape::new([rows, width]));
+    let mut output = match scratch.filter(|scratch| scratch.dims() == [rows, width]) {
+        // Memory that the system has to clear takes longer than what is written there.
+        Some(scratch) => own(scratch),
+        None => zeros(&Shape::new([rows, width])),
+    };
     let chunks = output.storage_mut().chunks_mut(CHUNK).enumerate();
     each(chunks.collect(), |(at, output): (usize, &mut [f32])| {
         let start = range.start + at * CHUNK;

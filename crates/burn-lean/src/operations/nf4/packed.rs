@@ -88,18 +88,18 @@ impl Packed {
         if is_on_flex(&self.of_scales) {
             let rows = indices.into_data();
             let rows = rows.iter::<u64>().map(|row| row as usize);
-            let rows = rows.map(|row| self.rows(row..row + 1));
+            let rows = rows.map(|row| self.rows(row..row + 1, None));
             return Tensor::cat(rows.collect(), 0);
         }
         self.unpacked().select(0, indices)
     }
 
     pub(crate) fn unpacked(&self) -> Tensor<2> {
-        self.rows(0..self.dims[0])
+        self.rows(0..self.dims[0], None)
     }
 
-    /// These rows, in f32.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor<2> {
+    /// These rows, in f32. `scratch` are earlier ones, which nobody needs any more.
+    pub(crate) fn rows(&self, rows: Range<usize>, scratch: Option<Tensor<2>>) -> Tensor<2> {
         let [_, width] = self.dims;
         let range = rows.start * width..rows.end * width;
         if range.is_empty() {
@@ -107,8 +107,10 @@ impl Packed {
         }
         #[cfg(feature = "flex")]
         if is_on_flex(&self.of_scales) {
-            return flex::unpack_nf4(&self.numbers, &self.scales, &self.of_scales, range, width);
+            let (numbers, scales) = (&self.numbers, &self.scales);
+            return flex::unpack_nf4(numbers, scales, &self.of_scales, range, width, scratch);
         }
+        drop(scratch);
         let codes = field(&self.numbers, range.clone(), 4, 4);
         let numbers = table(&QUANTILES, &self.of_scales).select(0, codes);
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
