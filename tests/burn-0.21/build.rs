@@ -34,12 +34,11 @@ fn main() {
     write_pages();
 }
 
-/// Writes the pages of `docs` as documentation tests of this crate: the code blocks of the language
-/// `rs`, which are for Burn 0.21. Those of the language `rust` are for Burn 0.22: `burn-lean` tests
-/// them.
+/// Writes the pages of `docs/burn-0.21` as documentation tests of this crate. The language of their
+/// code blocks is `rs`: `burn-lean` tests those of the language `rust`, which are for Burn 0.22.
 fn write_pages() {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let mut docs = above.map(|folder| folder.join("docs"));
+    let mut docs = above.map(|folder| folder.join("docs/burn-0.21"));
     let docs = docs.find(|docs| docs.is_dir()).expect("the docs are there");
     println!("cargo::rerun-if-changed={}", docs.display());
     let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo gives a folder"));
@@ -54,9 +53,7 @@ fn write_pages() {
         }
         println!("cargo::rerun-if-changed={}", path.display());
         let text = fs::read_to_string(&path).expect("the page is readable");
-        let text = text
-            .replace("```rust", "```text")
-            .replace("```rs", "```rust");
+        let text = text.replace("```rs", "```rust");
         let page = folder.join(format!("{name}.page"));
         fs::write(&page, text).expect("the folder is writable");
         let module = name.to_lowercase().replace(['-', '.'], "_");

@@ -1,6 +1,8 @@
 //! Errors of gradient release.
 
 /// Why a call was refused. A refused call has changed nothing, unless the error says so.
+///
+/// The text of an error says what to do. `docs/troubleshooting.md` in the repository has more about each.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {

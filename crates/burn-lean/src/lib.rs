@@ -113,14 +113,11 @@ mod pages {
     #[doc = include_str!("../../../README.md")]
     struct FrontPage;
 
-    #[doc = include_str!("../../../docs/accumulate.md")]
-    struct Accumulate;
-
-    #[doc = include_str!("../../../docs/clip-and-scale.md")]
-    struct ClipAndScale;
-
-    #[doc = include_str!("../../../docs/language-model.md")]
+    #[doc = include_str!("../../../examples/language-model/README.md")]
     struct LanguageModel;
+
+    #[doc = include_str!("../../../docs/gradients.md")]
+    struct Gradients;
 
     #[doc = include_str!("../../../docs/lora.md")]
     struct Lora;
@@ -143,6 +140,6 @@ mod pages {
     #[doc = include_str!("../../../docs/several-devices.md")]
     struct SeveralDevices;
 
-    #[doc = include_str!("../../../docs/start-burn-0.22.md")]
-    struct StartBurn022;
+    #[doc = include_str!("../../../docs/start.md")]
+    struct Start;
 }

@@ -1,5 +1,5 @@
 //! What each line that saves memory changes: the peak of a step, line after line, for the table of
-//! `docs/language-model.md`.
+//! `README.md`.
 //!
 //! ```sh
 //! cargo run --release -p language-model --example line_by_line

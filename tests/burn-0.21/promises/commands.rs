@@ -19,13 +19,14 @@ const PARSED: [&str; 5] = [
 ];
 
 /// Programs with arguments that no test reads, and why.
-const NOT_PARSED: [(&str, &str); 6] = [
+const NOT_PARSED: [(&str, &str); 7] = [
     ("benchmarks accuracy", "a number; trains for minutes"),
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
     ("benchmarks operations", "the name of a Python"),
     ("language-model", "the name of a file"),
     ("language-model precision", "one word; trains for minutes"),
+    ("lora", "names and numbers; trains for minutes"),
 ];
 
 /// Programs of others.

@@ -18,12 +18,12 @@ const STOREYS: [(&str, &str); 5] = [
     (
         "burn-lean",
         "lock path wide error, backend marks tape groups reduction tensors, \
-         backward gradients, recompute, optimizer, \
-         mixed_precision data_parallel train operations optim timeline",
+         backward gradients early, recompute, optimizer, \
+         mixed_precision data_parallel train operations optim peft timeline",
     ),
     (
         "lean-arithmetic",
-        "turns, norm, exact, groups, settings, scaling, clipping, slices, optim",
+        "turns, norm, exact nf4, groups, settings, scaling, clipping, slices, optim",
     ),
     (
         "burn-0.21/burn-gradient-release-optim",

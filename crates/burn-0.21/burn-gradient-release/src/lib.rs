@@ -3,7 +3,7 @@
 //! [`GradientRelease`] decorates an autodiff backend, [`ReleaseOptimizer`] wraps an optimizer of
 //! Burn. Once a model is [armed](ReleaseOptimizer::arm), each of its parameters is stepped inside
 //! `backward` the moment its gradient is complete, and the gradient is freed: at no time do all of
-//! them exist. The weights are those of plain Burn, bit for bit; `docs/exactness.md` in the
+//! them exist. The weights are those of plain Burn, bit for bit; `docs/burn-0.21/reference.md` in the
 //! repository lists the exceptions.
 //!
 //! ```

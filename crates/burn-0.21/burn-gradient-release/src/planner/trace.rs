@@ -29,7 +29,7 @@ use crate::{subgraph, util::lock::lock};
 ///
 /// Weights are those of plain Burn, bit for bit, but for one case: if `attention`, `ctc_loss` or a
 /// custom operation uses a recomputed tensor, and others do, too, three times or more in all, the
-/// last bits of its gradient may differ (`docs/exactness.md`).
+/// last bits of its gradient may differ (`docs/burn-0.21/reference.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recompute {

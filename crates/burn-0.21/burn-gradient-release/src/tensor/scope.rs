@@ -29,7 +29,7 @@ struct Scope {
 /// The gradients are those of the same code without a scope, bit for bit, but for two cases, in
 /// which the last bits may differ: a tensor or parameter that is used three times or more, inside
 /// scopes and outside; and a recomputed tensor that is used three times or more, by `attention`,
-/// `ctc_loss` or a custom operation and by others (`docs/exactness.md`).
+/// `ctc_loss` or a custom operation and by others (`docs/burn-0.21/reference.md`).
 ///
 /// It works on this thread, on tensors of [`GradientRelease`](crate::GradientRelease), armed or
 /// not. On other backends it only calls `forward`: generic model code stays generic. A scope within

@@ -1,4 +1,4 @@
-"""Adapters of peft for `peft.rs`: python adapters.py, in this folder
+"""Adapters of peft for `peft.rs`, run in this folder: python adapters.py
 
 With torch 2.15, peft 0.21.2 and transformers 5.24: the adapters before and after 50 steps of AdamW.
 """
