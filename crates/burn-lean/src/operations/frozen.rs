@@ -33,7 +33,10 @@ impl Frozen {
     /// If it is packed and is to be trained.
     pub(super) fn of(weight: &Param<Tensor<2>>) -> Option<Self> {
         if let Some(packed) = Nf4Weight::of(weight) {
-            return Some(packed.frozen(&weight.base()));
+            return Some(match packed.matrix(&weight.base()) {
+                (matrix, true) => Self::PackedTransposed(matrix),
+                (matrix, false) => Self::Packed(matrix),
+            });
         }
         let base = || Tensor::from_dispatch(plain(weight.base().into_dispatch()));
         (!weight.is_require_grad()).then(|| Self::Tensor(base()))
@@ -113,14 +116,6 @@ impl Frozen {
             sum
         });
         sum.cast(dtype)
-    }
-
-    /// All of it.
-    pub(super) fn dense(&self) -> Tensor<2> {
-        match self {
-            Self::PackedTransposed(packed) => packed.unpacked().transpose(),
-            _ => self.whole().expect("only those above have none"),
-        }
     }
 
     /// The weight, if it is not packed by columns.

@@ -1,6 +1,7 @@
 //! Frozen weights in four bits.
 
 mod packed;
+mod state;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,12 +12,11 @@ use burn::module::{
     Lora, LoraAdapter, Module, Param, ParamGroup, ParamId, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{DType, Int, Tensor};
-use lean_arithmetic::nf4::{BLOCK, SCALES};
 
-use crate::operations::frozen::Frozen;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 pub(crate) use packed::Packed;
+pub use state::Nf4State;
 
 /// Packs frozen weights into four bits: NF4 with double quantization, of [QLoRA: Efficient Finetuning of
 /// Quantized LLMs](https://arxiv.org/abs/2305.14314), in 4.127 bits a number on each backend. The bits are
@@ -127,8 +127,14 @@ impl Nf4 {
                 true => [shape[1], shape[0]],
                 false => [shape[0], shape[1]],
             };
-            state.check(path, shape)?;
-            Ok(Some(state))
+            match state.is_of(shape) {
+                true => Ok(Some(state)),
+                false => Err(PackError::Shape {
+                    path: path.into(),
+                    expected: shape,
+                    found: state.shape,
+                }),
+            }
         })
     }
 
@@ -301,43 +307,6 @@ pub struct Nf4Weight {
     is_transposed: bool,
 }
 
-/// What bitsandbytes stores of a weight, under these names.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Nf4State {
-    /// The shape of the weight: of a linear layer `[d_output, d_input]`, as PyTorch has it.
-    pub shape: [usize; 2],
-    /// Two numbers in a byte, the first one in the high half.
-    pub weight: Vec<u8>,
-    /// The scale of each 64 numbers, without the mean.
-    pub absmax: Vec<u8>,
-    /// The scale of each 256 scales.
-    pub nested_absmax: Vec<f32>,
-    /// The mean of the scales.
-    pub nested_offset: f32,
-}
-
-impl Nf4State {
-    /// Whether it is that of a matrix of this shape.
-    fn check(&self, path: &str, shape: [usize; 2]) -> Result<(), PackError> {
-        let numbers: usize = shape.iter().product();
-        let blocks = numbers.div_ceil(BLOCK);
-        let lengths = [
-            (self.weight.len(), numbers.div_ceil(2)),
-            (self.absmax.len(), blocks),
-            (self.nested_absmax.len(), blocks.div_ceil(SCALES)),
-        ];
-        let is_whole = lengths.iter().all(|(found, expected)| found == expected);
-        match self.shape == shape && is_whole {
-            true => Ok(()),
-            false => Err(PackError::Shape {
-                path: path.into(),
-                expected: shape,
-                found: self.shape,
-            }),
-        }
-    }
-}
-
 impl Nf4Weight {
     /// What bitsandbytes stores of it.
     pub fn state(&self) -> Nf4State {
@@ -367,19 +336,21 @@ impl Nf4Weight {
         }
     }
 
+    /// The matrix, and whether it is the transposed weight.
+    ///
     /// # Panics
     ///
     /// If `weight`, which has this in the place of its value, is to be trained.
-    pub(in crate::operations) fn frozen<const D: usize>(&self, weight: &Tensor<D>) -> Frozen {
+    pub(in crate::operations) fn matrix<const D: usize>(
+        &self,
+        weight: &Tensor<D>,
+    ) -> (Packed, bool) {
         assert!(
             !weight.is_require_grad(),
             "a weight in four bits cannot be trained: freeze it again, or train its adapter alone with \
              `unfreeze_group`"
         );
-        match self.is_transposed {
-            true => Frozen::PackedTransposed(self.packed()),
-            false => Frozen::Packed(self.packed()),
-        }
+        (self.packed(), self.is_transposed)
     }
 }
 
@@ -387,7 +358,11 @@ impl Reparameterization for Nf4Weight {
     const NAME: &'static str = "nf4";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let dense = self.frozen(&base).dense();
+        let (matrix, is_transposed) = self.matrix(&base);
+        let dense = match is_transposed {
+            true => matrix.unpacked().transpose(),
+            false => matrix.unpacked(),
+        };
         let device = base.device();
         let dense = match device.is_autodiff() {
             true => Tensor::from_inner(dense),

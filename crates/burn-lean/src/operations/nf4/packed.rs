@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use lean_arithmetic::nf4::{self, BLOCK, DYNAMIC, QUANTILES, SCALES};
 
-use super::Nf4State;
+use super::state::Nf4State;
 #[cfg(feature = "flex")]
 use crate::backend::is_on_flex;
 #[cfg(feature = "flex")]
