@@ -12,8 +12,6 @@ pub(super) struct Session {
     backend: &'static str,
     /// Forward passes begun.
     passes: usize,
-    /// The tick before the first step to record.
-    begin: Option<usize>,
     /// Present until the steps are over. It begins with the recording, and not with its first step:
     /// the purpose of memory that an earlier step has taken is known from there.
     ledger: Option<Ledger>,
@@ -36,7 +34,6 @@ impl Session {
             plan,
             backend: "",
             passes: 0,
-            begin: None,
             ledger: Some(ledger),
             read: None,
             operation: None,
@@ -101,9 +98,6 @@ impl Session {
                 ledger.forget_the_past();
             }
             ledger.begin_pass(PhaseKind::Forward);
-            if self.passes == self.plan.steps.start {
-                self.begin = Some(ledger.now() - 1);
-            }
         }
         self.passes += 1;
     }
@@ -123,14 +117,18 @@ impl Session {
     }
 
     fn end(&mut self) {
-        let (Some(ledger), Some(begin)) = (self.ledger.take(), self.begin) else {
+        let Some(ledger) = self.ledger.take() else {
             return;
         };
+        if self.passes <= self.plan.steps.start {
+            return;
+        }
         self.outcome = Some(match ledger.has_parameters() {
             false => Err(RecordError::NoParameters),
             true => {
-                let snapshot = ledger.into_snapshot(self.plan.title.clone(), self.backend.into());
-                self.plan.save(snapshot.since(begin, self.plan.steps.start))
+                let title = self.plan.title.clone();
+                self.plan
+                    .save(ledger.into_snapshot(title, self.backend.into()))
             }
         });
     }

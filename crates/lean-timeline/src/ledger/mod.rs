@@ -111,11 +111,6 @@ impl Ledger {
         self.blocks.at(id)
     }
 
-    /// The last tick.
-    pub fn now(&self) -> usize {
-        self.clock.now()
-    }
-
     /// The step of a parameter reads the parameter, its gradient, and what it has made itself. What
     /// it reads besides is the optimizer's state.
     fn mark_optimizer_state(&mut self, operands: &[Operand]) {
@@ -181,7 +176,7 @@ impl Ledger {
         self.clock = Clock::start();
         self.blocks.keep_live();
         self.first_activation = self.blocks.len();
-        self.phases.keep_count();
+        self.phases = Phases::default();
         self.samples = Vec::new();
         if let Some(Sample { in_use, .. }) = in_use {
             self.sample(in_use, in_use, None);

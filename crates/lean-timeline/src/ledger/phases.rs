@@ -106,14 +106,6 @@ impl Phases {
         }
     }
 
-    /// Forgets the phases so far, but not how many training steps they were.
-    pub(super) fn keep_count(&mut self) {
-        *self = Self {
-            iterations: self.iterations,
-            ..Self::default()
-        };
-    }
-
     pub(super) fn heap_bytes(&self) -> usize {
         self.phases.capacity() * size_of::<Phase>()
     }

@@ -1,0 +1,190 @@
+//! The file of a snapshot: plain JSON.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+use thiserror::Error;
+
+use super::{Holder, Parameter, Phase, PhaseKind, Sample, Snapshot, perfetto, pytorch, read};
+
+/// A file with this ending is a trace for Perfetto.
+const PERFETTO: &str = ".perfetto.json";
+/// Takes the place of the file's name in errors about a stream.
+const STREAM: &str = "<stream>";
+
+/// Why a snapshot could not be saved or loaded. The text of each is one line.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The folder does not exist, the disk is full, or this user may not write here.
+    #[error("cannot write {}: {}; choose a folder that exists and has room", .0.display(), .1)]
+    Write(PathBuf, io::Error),
+    /// The file does not exist, or cannot be read.
+    #[error("cannot read {}: {}", .0.display(), .1)]
+    Read(PathBuf, io::Error),
+    /// The file is something else.
+    #[error(
+        "{} is not a memory snapshot in JSON ({}): give a file that the recorder wrote, or \
+         `torch.cuda.memory._snapshot()` by `json.dump`", .0.display(), .1
+    )]
+    Foreign(PathBuf, String),
+    /// The file is only the beginning of a snapshot.
+    #[error(
+        "{} ends early: was the program that wrote it stopped, or the copy cut short?", .0.display()
+    )]
+    Truncated(PathBuf),
+    /// The parts of the snapshot contradict each other.
+    #[error("{} contradicts itself: its {} cannot be right", .0.display(), .1)]
+    Inconsistent(PathBuf, &'static str),
+}
+
+impl Snapshot {
+    /// Saves the snapshot: for Perfetto if the name ends with `.perfetto.json`, else for
+    /// `burn-memory` and PyTorch's memory_viz. The file is complete from the moment it appears: it
+    /// is written beside `path`, and renamed.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written, or the snapshot contradicts itself.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), SnapshotError> {
+        let path = path.as_ref();
+        let name = path.to_string_lossy();
+        self.check(path)?;
+        let replace = || {
+            let beside = beside(path)?;
+            let mut file = BufWriter::new(beside.as_file());
+            match name.ends_with(PERFETTO) {
+                true => perfetto::write(self, &mut file)?,
+                false => pytorch::write(self, &mut file)?,
+            }
+            file.into_inner()?.sync_all()?;
+            beside.persist(path)?;
+            Ok(())
+        };
+        replace().map_err(|reason| SnapshotError::Write(path.into(), reason))
+    }
+
+    /// Writes to a stream what [`save`](Self::save) saves for memory_viz.
+    ///
+    /// # Errors
+    ///
+    /// As for [`save`](Self::save), with `<stream>` for the file.
+    pub fn write(&self, to: impl Write) -> Result<(), SnapshotError> {
+        self.check(STREAM.as_ref())?;
+        pytorch::write(self, to).map_err(|reason| SnapshotError::Write(STREAM.into(), reason))
+    }
+
+    /// Loads a snapshot that [`save`](Self::save) or PyTorch wrote.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is something else, is cut short, or contradicts itself.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, SnapshotError> {
+        let path = path.as_ref();
+        let open = || match path.is_dir() {
+            true => Err(io::ErrorKind::IsADirectory.into()),
+            false => File::open(path),
+        };
+        let file = open().map_err(|reason| SnapshotError::Read(path.into(), reason))?;
+        Self::from_json(BufReader::with_capacity(1 << 16, file), path)
+    }
+
+    /// Reads from a stream what [`write`](Self::write) or PyTorch wrote.
+    ///
+    /// # Errors
+    ///
+    /// As for [`load`](Self::load), with `<stream>` for the file.
+    pub fn read(from: impl Read) -> Result<Self, SnapshotError> {
+        Self::from_json(from, STREAM.as_ref())
+    }
+
+    fn from_json(from: impl Read, path: &Path) -> Result<Self, SnapshotError> {
+        let snapshot = read::read(from).map_err(|error| match error.classify() {
+            serde_json::error::Category::Io => SnapshotError::Read(path.into(), error.into()),
+            serde_json::error::Category::Eof => SnapshotError::Truncated(path.into()),
+            _ => SnapshotError::Foreign(path.into(), error.to_string()),
+        })?;
+        snapshot.check(path)?;
+        Ok(snapshot)
+    }
+
+    /// Checks that every index and tick exists, that ticks and times never fall, and that sums of
+    /// bytes are exact.
+    fn check(&self, path: &Path) -> Result<(), SnapshotError> {
+        let (ticks, large) = (self.times.len(), 1 << 53);
+        let is_span = |from, until| from <= until && from < ticks && until <= ticks;
+        let is_parameter = |of: Option<usize>| of.is_none_or(|of| of < self.parameters.len());
+        let is_operation = |of: Option<usize>| of.is_none_or(|of| of < self.operations.len());
+        let elements = |of: &Parameter| {
+            let mut axes = of.shape.iter().map(|axis| *axis as u64);
+            let elements = axes.try_fold(1_u64, u64::checked_mul);
+            elements.is_some_and(|elements| elements < large)
+        };
+        let is_held = |held: &Holder| {
+            let is_known = is_parameter(held.parameter) && is_operation(Some(held.operation));
+            is_span(held.from, held.until) && is_known
+        };
+        let is_phase = |phase: &Phase| {
+            let is_known = !matches!(phase.kind, PhaseKind::Step(of) if !is_parameter(Some(of)));
+            is_span(phase.from, phase.until) && is_known && phase.iteration < ticks
+        };
+        let is_sample = |sample: &Sample| {
+            let is_large = sample.in_use.max(sample.peak) >= large;
+            sample.tick < ticks && is_operation(sample.operation) && !is_large
+        };
+        let mut bytes = self.holders.iter().map(|held| held.bytes);
+        let bytes = bytes.try_fold(0_u64, u64::checked_add);
+        let parts = [
+            ("times", self.times.is_sorted()),
+            ("parameters", self.parameters.iter().all(elements)),
+            ("holders", self.holders.is_sorted_by_key(|held| held.from)),
+            ("holders", self.holders.iter().all(is_held)),
+            ("bytes", bytes.is_some_and(|bytes| bytes < 1 << 62)),
+            ("phases", self.phases.is_sorted_by_key(|phase| phase.from)),
+            ("phases", self.phases.iter().all(is_phase)),
+            ("samples", self.samples.is_sorted_by_key(|of| of.tick)),
+            ("samples", self.samples.iter().all(is_sample)),
+        ];
+        match parts.iter().find(|(_, is_sound)| !is_sound) {
+            Some((part, _)) => Err(SnapshotError::Inconsistent(path.into(), part)),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the folder exists to which [`save`](Self::save) is going to write.
+    ///
+    /// # Errors
+    ///
+    /// [`Write`](SnapshotError::Write): it does not, or is not a folder.
+    pub fn check_folder(path: &Path) -> Result<(), SnapshotError> {
+        let found = std::fs::metadata(folder(path)).and_then(|found| match found.is_dir() {
+            true if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotADirectory.into()),
+        });
+        found.map_err(|reason| SnapshotError::Write(path.into(), reason))
+    }
+}
+
+/// A temporary file in the folder of `path`, which is deleted unless it is renamed.
+fn beside(path: &Path) -> io::Result<NamedTempFile> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+    let mut prefix = OsString::from(".");
+    prefix.push(name);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(".part");
+    // Temporary files are private by default; a snapshot is as readable as the user's other files.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder(path))
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
