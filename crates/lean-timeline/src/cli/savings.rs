@@ -1,6 +1,7 @@
 //! What gradient release and other optimizers would save, as text.
 
 use anyhow::{Context, Result};
+use comfy_table::ContentArrangement;
 
 use super::text::{mib, mib_more, table};
 use crate::analysis::{Choice, Stepping, Totals};
@@ -19,6 +20,7 @@ pub(super) fn savings(snapshot: &Snapshot, fit: Option<u64>) -> Result<String> {
         "weights",
     ];
     let mut table = table(&header, 0..2);
+    table.set_content_arrangement(ContentArrangement::Disabled);
     for choice in &all {
         let (release, optimizer, weights) = words(choice);
         let saved = mib_more(all[0].peak as i64 - choice.peak as i64);

@@ -116,14 +116,6 @@ impl Blocks {
         }
     }
 
-    pub(super) fn live_bytes(&self, tick: usize) -> u64 {
-        let live = self
-            .blocks
-            .iter()
-            .filter(|block| block.from <= tick && block.until.is_none_or(|until| tick < until));
-        live.map(|block| block.storage.bytes).sum()
-    }
-
     pub(super) fn heap_bytes(&self) -> usize {
         // A hash table of the standard library has one control byte per slot, and fills at most
         // seven eighths of its slots.

@@ -14,6 +14,7 @@ mod tests;
 
 pub use block::{BlockId, Operand, Storage};
 
+use crate::analysis::Totals;
 use crate::snapshot::{Category, Holder, Parameter, PhaseKind, Sample, Snapshot};
 use block::{Block, Purpose};
 use blocks::Blocks;
@@ -310,33 +311,14 @@ impl Ledger {
         (samples + others) as u64
     }
 
-    /// Bytes in use when the recording began that belong to no tensor seen since.
-    fn bytes_beside_tensors(&self) -> u64 {
-        self.samples.first().map_or(0, |first| {
-            let tensors = self.blocks.live_bytes(first.tick);
-            first.in_use.saturating_sub(tensors)
-        })
-    }
-
     /// Ends the recording.
     pub fn into_snapshot(mut self, title: String, backend: String) -> Snapshot {
         self.end_pass();
         let end = self.clock.now() + 1;
-        let mut holders: Vec<Holder> = Vec::with_capacity(self.blocks.len() + 1);
-        let beside = self.bytes_beside_tensors();
-        if beside > 0 {
-            holders.push(Holder {
-                bytes: beside,
-                category: Category::Other,
-                parameter: None,
-                operation: self.operations.index(BESIDE),
-                from: 0,
-                until: end,
-            });
-        }
-        holders.extend(holders::holders(&self.blocks, end));
+        let operation = self.operations.index(BESIDE);
+        let mut holders: Vec<Holder> = holders::holders(&self.blocks, end).collect();
         holders.sort_by_key(|holder| holder.from);
-        Snapshot {
+        let mut snapshot = Snapshot {
             title,
             backend,
             warnings: self.warnings(),
@@ -346,7 +328,20 @@ impl Ledger {
             holders,
             phases: self.phases.phases,
             samples: self.samples,
+        };
+        let beside = bytes_beside_tensors(&snapshot);
+        if beside > 0 {
+            let holder = Holder {
+                bytes: beside,
+                category: Category::Other,
+                parameter: None,
+                operation,
+                from: 0,
+                until: end,
+            };
+            snapshot.holders.insert(0, holder);
         }
+        snapshot
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -367,4 +362,12 @@ impl Ledger {
         }
         warnings
     }
+}
+
+/// Bytes that are in use throughout and belong to no tensor. Holders never have more than is in use.
+fn bytes_beside_tensors(snapshot: &Snapshot) -> u64 {
+    let totals = Totals::of(snapshot);
+    let samples = snapshot.samples.iter();
+    let beside = samples.map(|of| of.in_use.saturating_sub(totals.known()[of.tick]));
+    beside.min().unwrap_or(0)
 }

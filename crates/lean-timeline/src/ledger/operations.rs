@@ -5,8 +5,8 @@ use std::collections::HashMap;
 /// The operation of tensors that exist before the recording.
 pub(super) const BEFORE: &str = "before the recording";
 
-/// The operation of memory that is in use before the recording and belongs to no recorded tensor.
-pub(super) const BESIDE: &str = "beside the tensors, before the recording";
+/// The operation of memory that is in use throughout and belongs to no recorded tensor.
+pub(super) const BESIDE: &str = "beside the tensors";
 
 /// Operations whose result may be a view of their operand, by the end of their name. All others
 /// compute: where the result of one of them occupies the storage of its operand, the content is
