@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use super::peak::Peak;
-use super::replay::{Replay, steps};
+use super::peak::largest;
+use super::replay::{Step, replay, steps};
 use super::totals::Totals;
 use crate::snapshot::{Category, Parameter, Phase, PhaseKind, Snapshot};
 
@@ -73,29 +73,23 @@ impl Choice {
     pub fn all(snapshot: &Snapshot, totals: &Totals) -> Result<Vec<Self>, NoEstimate> {
         let (phases, ticks, backward, optimizer) = last_complete(snapshot)?;
         let steps = steps(snapshot, &phases, &backward)?;
-        let recorded = totals.layer(Category::OptimizerState)[ticks.start];
-        let stepped = |bytes: &dyn Fn(&Parameter) -> u64| -> u64 {
-            let of = |step: &super::replay::Step| bytes(&snapshot.parameters[step.parameter]);
+        let states = |bytes: fn(&Snapshot, &Parameter) -> u64| -> u64 {
+            let of = |step: &Step| bytes(snapshot, &snapshot.parameters[step.parameter]);
             steps.iter().map(of).sum()
         };
-        let adam = stepped(&|parameter| 8 * elements(parameter));
-        let small = stepped(&|parameter| eight_bit(snapshot, parameter));
+        let recorded = totals.layer(Category::OptimizerState)[ticks.start];
+        let (adam, small) = (states(in_32_bits), states(in_8_bits));
         let mut ways = vec![(Stepping::Recorded, recorded)];
         // Most others have other states than Adam's. LAMB's are as large.
         if recorded.abs_diff(adam) * 50 <= adam {
             ways.extend([(Stepping::InOnePass, adam), (Stepping::EightBit, small)]);
         }
-        let before_optimizer = ticks.start..optimizer;
         let way = |(stepping, states): (Stepping, u64)| {
             let is_recorded = stepping == Stepping::Recorded;
-            // An optimizer in one pass takes nothing besides its states, in no phase.
-            let plain = match is_recorded {
-                true => ticks.clone(),
-                false => before_optimizer.clone(),
-            };
-            let plain = Peak::within(snapshot, totals, plain).map_or(0, |peak| peak.bytes);
-            let replay = Replay::new(snapshot, totals, &steps, is_recorded);
-            let released = replay.peak(before_optimizer.clone());
+            // An optimizer in one pass takes nothing besides its states.
+            let end = if is_recorded { ticks.end } else { optimizer };
+            let plain = largest(totals, ticks.start..end).map_or(0, |(bytes, _)| bytes);
+            let released = replay(totals, &steps, ticks.start..optimizer, is_recorded);
             [(false, plain), (true, released)].map(|(release, peak)| Self {
                 release,
                 stepping,
@@ -112,19 +106,24 @@ impl Choice {
     }
 }
 
-/// Bytes of two moments in 8 bits, with a scale of 4 bytes for 128 elements. Parameters of the shape
-/// of an embedding, and those of fewer than 4096 elements, keep 32 bits.
-fn eight_bit(snapshot: &Snapshot, parameter: &Parameter) -> u64 {
+fn elements(parameter: &Parameter) -> u64 {
+    parameter.shape.iter().product::<usize>() as u64
+}
+
+/// Bytes of Adam's two moments.
+fn in_32_bits(_: &Snapshot, parameter: &Parameter) -> u64 {
+    8 * elements(parameter)
+}
+
+/// The same with a scale of 4 bytes for 128 elements. Parameters of the shape of an embedding, and
+/// those of fewer than 4096 elements, keep 32 bits.
+fn in_8_bits(snapshot: &Snapshot, parameter: &Parameter) -> u64 {
     let elements = elements(parameter);
     let mut embeddings = snapshot.parameters.iter().filter(|of| of.is_embedding);
     match elements < 4096 || embeddings.any(|of| of.shape == parameter.shape) {
         true => 8 * elements,
         false => 2 * (elements + 4 * elements.div_ceil(128)),
     }
-}
-
-fn elements(parameter: &Parameter) -> u64 {
-    parameter.shape.iter().product::<usize>() as u64
 }
 
 fn is_step(phase: &Phase) -> bool {
@@ -136,29 +135,28 @@ fn is_step(phase: &Phase) -> bool {
 type Complete = (Vec<Phase>, Range<usize>, Range<usize>, usize);
 
 fn last_complete(snapshot: &Snapshot) -> Result<Complete, NoEstimate> {
+    use PhaseKind::{Backward, Forward, Optimizer};
     let mut iterations: BTreeMap<usize, Vec<Phase>> = BTreeMap::new();
     for phase in snapshot.phases.iter().filter(|of| of.from < of.until) {
         iterations.entry(phase.iteration).or_default().push(*phase);
     }
-    let of_kind = |phases: &[Phase], kind| -> Vec<Phase> {
-        let of_kind = phases.iter().filter(|phase| phase.kind == kind);
-        of_kind.copied().collect()
+    let first = |phases: &[Phase], kind| {
+        let first = phases.iter().find(|phase| phase.kind == kind);
+        first.map(|phase| phase.from..phase.until)
     };
-    let backwards = |phases: &[Phase]| of_kind(phases, PhaseKind::Backward);
-    let is_released = |phases: &Vec<Phase>| {
-        backwards(phases).iter().any(|around| {
-            let within = |step: &Phase| around.from <= step.from && step.until <= around.until;
-            phases.iter().any(|phase| is_step(phase) && within(phase))
-        })
-    };
-    if iterations.values().any(is_released) {
-        return Err(NoEstimate::IsReleased);
+    let backward = |phase: &&Phase| phase.kind == Backward;
+    for phases in iterations.values() {
+        for around in phases.iter().filter(backward) {
+            let within = |of: &Phase| around.from <= of.from && of.until <= around.until;
+            if phases.iter().any(|phase| is_step(phase) && within(phase)) {
+                return Err(NoEstimate::IsReleased);
+            }
+        }
     }
-    let has = |phases: &[Phase], kind| !of_kind(phases, kind).is_empty();
     let trained = iterations
         .values()
-        .filter(|of| has(of, PhaseKind::Backward));
-    let trained: Vec<bool> = trained.map(|of| has(of, PhaseKind::Optimizer)).collect();
+        .filter(|of| first(of, Backward).is_some());
+    let trained: Vec<bool> = trained.map(|of| first(of, Optimizer).is_some()).collect();
     // Micro-batches, each with a forward pass: those in a row that end with a step.
     if let Some(last) = trained.iter().rposition(|is_stepped| *is_stepped) {
         let rows = trained[..last].split(|is_stepped| *is_stepped);
@@ -170,21 +168,20 @@ fn last_complete(snapshot: &Snapshot) -> Result<Complete, NoEstimate> {
             return Err(NoEstimate::Accumulates(unstepped + 1));
         }
     }
-    let is_complete = |phases: &Vec<Phase>| {
-        use PhaseKind::{Backward, Forward, Optimizer};
-        let is_whole = [Forward, Backward, Optimizer].map(|kind| has(phases, kind));
-        is_whole == [true; 3] && phases.iter().any(is_step)
-    };
-    let complete = iterations.into_values().filter(is_complete);
-    let phases = complete
-        .max_by_key(|phases| phases.iter().filter(|phase| is_step(phase)).count())
+    let complete = iterations.into_values().filter_map(|phases| {
+        let forward = first(&phases, Forward)?;
+        let (backward, optimizer) = (first(&phases, Backward)?, first(&phases, Optimizer)?);
+        phases.iter().find(|phase| is_step(phase))?;
+        let end = phases.iter().map(|phase| phase.until).max()?;
+        let begin = phases[0].from.min(forward.start);
+        Some((phases, begin..end, backward, optimizer.start))
+    });
+    let stepped = |of: &Complete| of.0.iter().filter(|phase| is_step(phase)).count();
+    let complete = complete
+        .max_by_key(stepped)
         .ok_or(NoEstimate::NoCompleteStep)?;
-    let backward = match backwards(&phases)[..] {
-        [backward] => backward.from..backward.until,
-        ref several => return Err(NoEstimate::Accumulates(several.len())),
-    };
-    let from = phases.iter().map(|phase| phase.from).min().unwrap_or(0);
-    let until = phases.iter().map(|phase| phase.until).max().unwrap_or(0);
-    let optimizer = of_kind(&phases, PhaseKind::Optimizer)[0].from;
-    Ok((phases, from..until, backward, optimizer))
+    match complete.0.iter().filter(backward).count() {
+        1 => Ok(complete),
+        several => Err(NoEstimate::Accumulates(several)),
+    }
 }

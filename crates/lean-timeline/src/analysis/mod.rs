@@ -7,6 +7,5 @@ mod replay;
 mod totals;
 
 pub use choice::{Choice, NoEstimate, Stepping};
-pub use peak::{Peak, Piece};
-pub(crate) use totals::{Moment, moments};
-pub use totals::{Most, Totals};
+pub use peak::Peak;
+pub use totals::Totals;

@@ -11,10 +11,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::choice::NoEstimate;
-use super::totals::{Moment, Totals, moments};
+use super::totals::Totals;
 use crate::snapshot::{Category, Phase, PhaseKind, Snapshot};
 
 /// The recorded step of one parameter.
+#[derive(Default)]
 pub(super) struct Step {
     pub(super) parameter: usize,
     ticks: Range<usize>,
@@ -43,11 +44,7 @@ pub(super) fn steps(
             by_parameter.entry(parameter).or_insert(Step {
                 parameter,
                 ticks: phase.from..phase.until,
-                gradient: 0,
-                held_on: 0,
-                old_weight: 0,
-                new_weight: 0,
-                at: 0,
+                ..Step::default()
             });
         }
     }
@@ -79,86 +76,35 @@ pub(super) fn steps(
     }
 }
 
-/// How steps change the memory, relative to before each.
-pub(super) struct Replay<'a> {
-    known: &'a [u64],
-    moments: Vec<Moment>,
-    /// Tick, most and end of each step.
-    changes: Vec<(usize, i64, i64)>,
-}
-
-impl<'a> Replay<'a> {
-    /// The steps change the memory as recorded, or take nothing and release the gradients.
-    pub(super) fn new(
-        snapshot: &Snapshot,
-        totals: &'a Totals,
-        steps: &[Step],
-        as_recorded: bool,
-    ) -> Self {
+impl Step {
+    /// How the recorded step changes the memory: at its highest and at its end, relative to before.
+    fn change(&self, totals: &Totals) -> (i64, i64) {
         let known = totals.known();
-        let moments: Vec<Moment> = moments(snapshot, totals).collect();
-        let changes = steps.iter().map(|step| match as_recorded {
-            true => change(known, &moments, step),
-            false => (step.at, 0, -(step.gradient as i64)),
-        });
-        Self {
-            changes: changes.collect(),
-            known,
-            moments,
-        }
-    }
-
-    /// The peak from the forward pass to the optimizer.
-    pub(super) fn peak(&self, ticks: Range<usize>) -> u64 {
-        let first = ticks.start;
-        // The sums of the changes by all steps before each tick, and by all steps.
-        let mut sums = vec![0; ticks.len() + 1];
-        let changes = self.changes.iter().filter(|of| ticks.contains(&of.0));
-        for (at, _, end) in changes.clone() {
-            sums[at - first + 1] += end;
-        }
-        let mut sum = 0;
-        for change in &mut sums {
-            sum += *change;
-            *change = sum;
-        }
-        let before = |tick: usize| self.known[tick] as i64 + sums[tick - first];
-        let after = |tick: usize| self.known[tick] as i64 + sums[tick - first + 1];
-        let mut peak = ticks.clone().map(before).max().unwrap_or(0);
-        for moment in self.moments.iter().filter(|of| ticks.contains(&of.tick)) {
-            // The bytes when the operations of this sample began, and after each of their ticks.
-            let since = moment.since.max(first);
-            let until = (moment.sample.tick + 1).min(ticks.end);
-            let most = (since + 1..until).map(before).fold(after(since), i64::max);
-            peak = peak.max(most + moment.workspace as i64);
-        }
-        // Several gradients can be complete at the same tick. Their steps follow each other.
-        let mut base = (usize::MAX, 0);
-        for (at, most, end) in changes {
-            if base.0 != *at {
-                base = (*at, before(*at));
-            }
-            peak = peak.max(base.1 + most);
-            base.1 += end;
-        }
-        peak.unsigned_abs()
+        let start = known[self.ticks.start.saturating_sub(1)] as i64;
+        let most = totals.peaks()[self.ticks.clone()].iter().max();
+        // A weight without a new one beside it is stepped in place.
+        let replaced = self.old_weight.min(self.new_weight);
+        let end = known[self.ticks.end - 1] as i64 - (self.held_on + replaced) as i64;
+        (most.map_or(0, |most| *most as i64 - start), end - start)
     }
 }
 
-fn change(known: &[u64], moments: &[Moment], step: &Step) -> (usize, i64, i64) {
-    let ticks = &step.ticks;
-    let start = known[ticks.start.saturating_sub(1)] as i64;
-    // A weight without a new one beside it is stepped in place.
-    let replaced = step.old_weight.min(step.new_weight);
-    let end = known[ticks.end - 1] as i64 - start - (step.held_on + replaced) as i64;
-    let first = moments.partition_point(|moment| moment.sample.tick < ticks.start);
-    let sampled = moments[first..]
-        .iter()
-        .take_while(|moment| moment.since < ticks.end)
-        // Workspaces from before the step, or from after it, are not part of it.
-        .filter(|moment| (ticks.start..=ticks.end).contains(&(moment.tick + 1)))
-        .map(|moment| known[moment.tick] as i64 + moment.workspace as i64);
-    let most = known[ticks.clone()].iter().map(|bytes| *bytes as i64);
-    let most = most.chain(sampled).max().unwrap_or(start) - start;
-    (step.at, most, end)
+/// The peak of `ticks`, from the forward pass to the optimizer, with the steps in them. They change
+/// the memory as recorded, or take nothing and release the gradients.
+pub(super) fn replay(totals: &Totals, steps: &[Step], ticks: Range<usize>, recorded: bool) -> u64 {
+    let within = steps.iter().filter(|step| ticks.contains(&step.at));
+    let (mut steps, mut peak, mut change) = (within.peekable(), 0, 0);
+    for tick in ticks.clone() {
+        peak = peak.max(totals.peaks()[tick] as i64 + change);
+        // Several gradients can be complete at the same tick. Their steps follow each other.
+        while let Some(step) = steps.next_if(|step| step.at == tick) {
+            let (most, end) = match recorded {
+                true => step.change(totals),
+                false => (0, -(step.gradient as i64)),
+            };
+            peak = peak.max(totals.known()[tick] as i64 + change + most);
+            change += end;
+        }
+    }
+    peak.unsigned_abs()
 }

@@ -1,22 +1,14 @@
-//! The bytes of each category at each tick, and how they compare with the samples.
+//! The bytes of each category at each tick, and those in use.
 
-use crate::snapshot::{Category, Sample, Snapshot};
+use crate::snapshot::{Category, Snapshot};
 
-/// Bytes of every category after every tick.
+/// Bytes after every tick.
 #[derive(Clone, Debug)]
 pub struct Totals {
     /// One vector for each of [`Category::ALL`], in its order.
     layers: [Vec<u64>; Category::ALL.len()],
     known: Vec<u64>,
-}
-
-/// The largest total of a category.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Most {
-    /// The total.
-    pub bytes: u64,
-    /// The first tick with this total.
-    pub tick: usize,
+    peaks: Vec<u64>,
 }
 
 impl Totals {
@@ -25,11 +17,11 @@ impl Totals {
         let ticks = snapshot.times.len();
         let mut layers: [Vec<u64>; 6] = std::array::from_fn(|_| vec![0; ticks]);
         // First the change at each tick, which wraps below zero, then the running sums.
-        for holder in &snapshot.holders {
-            let layer = &mut layers[holder.category as usize];
-            layer[holder.from] = layer[holder.from].wrapping_add(holder.bytes);
-            if let Some(end) = layer.get_mut(holder.until) {
-                *end = end.wrapping_sub(holder.bytes);
+        for held in &snapshot.holders {
+            let layer = &mut layers[held.category as usize];
+            layer[held.from] = layer[held.from].wrapping_add(held.bytes);
+            if let Some(end) = layer.get_mut(held.until) {
+                *end = end.wrapping_sub(held.bytes);
             }
         }
         let mut known = vec![0; ticks];
@@ -41,7 +33,19 @@ impl Totals {
                 *known += sum;
             }
         }
-        Self { layers, known }
+        let (mut peaks, mut since) = (known.clone(), 0);
+        for sample in &snapshot.samples {
+            // As far as it can be known: where the holders had the most since the sample before.
+            let most = (since..=sample.tick).max_by_key(|tick| known[*tick]);
+            let peak = &mut peaks[most.unwrap_or(sample.tick)];
+            *peak = sample.peak.max(*peak);
+            since = sample.tick;
+        }
+        Self {
+            layers,
+            known,
+            peaks,
+        }
     }
 
     /// Bytes of a category after each tick.
@@ -54,19 +58,24 @@ impl Totals {
         &self.known
     }
 
-    /// The largest total of a category. The temporaries include the workspaces of operations.
-    pub fn most(&self, snapshot: &Snapshot, category: Category) -> Most {
-        let layer = self.layer(category);
-        let held = layer.iter().copied().enumerate();
-        let workspaces = moments(snapshot, self).map(|of| (of.tick, layer[of.tick] + of.workspace));
-        let workspaces = workspaces.filter(|_| category == Category::Temporaries);
-        let all = held.chain(workspaces);
-        all.fold(Most::default(), |most, (tick, bytes)| {
-            match bytes > most.bytes {
-                true => Most { bytes, tick },
-                false => most,
-            }
-        })
+    /// The most bytes in use at each tick: with the workspaces of operations, which are in no holder
+    /// and only in the samples.
+    pub fn peaks(&self) -> &[u64] {
+        &self.peaks
+    }
+
+    /// The largest total of a category, and the first tick with it. The temporaries include the
+    /// workspaces of operations.
+    pub fn most(&self, category: Category) -> (u64, usize) {
+        let layer = self.layer(category).iter().enumerate();
+        let bytes = |(tick, bytes): (usize, &u64)| match category {
+            Category::Temporaries => (bytes + self.peaks[tick] - self.known[tick], tick),
+            _ => (*bytes, tick),
+        };
+        let most = layer
+            .map(bytes)
+            .reduce(|most, next| if next.0 > most.0 { next } else { most });
+        most.unwrap_or_default()
     }
 
     /// The largest difference between the bytes in use at a sample and those of all holders, as a
@@ -78,38 +87,4 @@ impl Totals {
         });
         shares.reduce(f64::max)
     }
-}
-
-/// The tick of the peak of a sample, as far as it can be known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moment {
-    /// The tick: from the previous sample's on, the one with the largest total of holders; the last
-    /// of several.
-    pub(crate) tick: usize,
-    /// Bytes of the sample's peak that no holder has: memory that the operation released before it
-    /// returned.
-    pub(crate) workspace: u64,
-    pub(crate) sample: Sample,
-    /// The tick of the previous sample; 0 for the first.
-    pub(crate) since: usize,
-}
-
-/// The moments of all samples, in order.
-pub(crate) fn moments<'a>(
-    snapshot: &'a Snapshot,
-    totals: &'a Totals,
-) -> impl Iterator<Item = Moment> + use<'a> {
-    let known = totals.known();
-    let mut last = 0;
-    snapshot.samples.iter().map(move |sample| {
-        let since = std::mem::replace(&mut last, sample.tick);
-        let ticks = since..=sample.tick;
-        let tick = ticks.max_by_key(|tick| known[*tick]).unwrap_or(since);
-        Moment {
-            tick,
-            workspace: sample.peak.saturating_sub(known[tick]),
-            sample: *sample,
-            since,
-        }
-    })
 }

@@ -1,10 +1,11 @@
 //! The summary of a snapshot, as text.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::text::{clean, mib, mib_more, percent, table};
+use super::text::{clean, mib, percent, table};
 use crate::analysis::{Peak, Totals};
-use crate::snapshot::{Category, PhaseNames, Snapshot};
+use crate::snapshot::{Category, Holder, PhaseNames, Snapshot};
 
 /// The largest difference between holders and bytes in use, as a share, of a recording that adds
 /// up.
@@ -23,12 +24,13 @@ pub(super) fn summary(snapshot: &Snapshot) -> String {
         phase => clean(&format!("in the {phase}")),
     };
     let peak_line = format!(
-        "Peak: {} MiB, {place} (event {}, at {:.1} ms)",
+        "Peak: {} MiB ({} bytes), {place} (event {}, at {:.1} ms)",
         mib(peak.bytes),
+        peak.bytes,
         peak.tick,
         snapshot.times[peak.tick] as f64 / 1e3
     );
-    let categories = categories(snapshot, &totals, &peak, &phases);
+    let categories = categories(&totals, &peak, &phases);
     let largest = largest(snapshot, &peak, &phases);
     let adds_up = adds_up(snapshot, &totals);
     [head, peak_line, categories, largest, adds_up].join("\n\n") + "\n"
@@ -70,7 +72,7 @@ fn short(phase: &str) -> &str {
     }
 }
 
-fn categories(snapshot: &Snapshot, totals: &Totals, peak: &Peak, phases: &PhaseNames) -> String {
+fn categories(totals: &Totals, peak: &Peak, phases: &PhaseNames) -> String {
     let header = [
         "category",
         "MiB at the peak",
@@ -80,26 +82,14 @@ fn categories(snapshot: &Snapshot, totals: &Totals, peak: &Peak, phases: &PhaseN
     ];
     let mut table = table(&header, 1..4);
     for category in Category::ALL.into_iter().rev() {
-        let most = totals.most(snapshot, category);
-        let bytes = peak.bytes_of(category);
-        let place = match most.bytes {
-            0 => "-",
-            _ => short(phases.at(most.tick)),
+        let ((most, tick), bytes) = (totals.most(category), peak.bytes_of(category));
+        let place = if most > 0 {
+            short(phases.at(tick))
+        } else {
+            "-"
         };
         let share = percent(bytes, peak.bytes);
-        table.add_row([
-            category.name(),
-            &mib(bytes),
-            &share,
-            &mib(most.bytes),
-            place,
-        ]);
-    }
-    let held: u64 = peak.pieces.iter().map(|piece| piece.bytes).sum();
-    // Holders can have more than the allocator counts, such as memory of another allocator.
-    if held > peak.bytes {
-        let more = mib_more(peak.bytes as i64 - held as i64);
-        table.add_row(["held, not in use", &more, "-", "-", "-"]);
+        table.add_row([category.name(), &mib(bytes), &share, &mib(most), place]);
     }
     table.add_row(["sum", &mib(peak.bytes), &percent(peak.bytes, peak.bytes)]);
     table.to_string()
@@ -108,34 +98,50 @@ fn categories(snapshot: &Snapshot, totals: &Totals, peak: &Peak, phases: &PhaseN
 fn largest(snapshot: &Snapshot, peak: &Peak, phases: &PhaseNames) -> String {
     let header = ["MiB", "category", "parameter", "operation", "made in"];
     let mut table = table(&header, 0..1);
-    let largest = &peak.pieces[..LARGEST.min(peak.pieces.len())];
-    for piece in largest {
-        let parameter = piece
+    let name = |held: &Holder| {
+        let parameter = held
             .parameter
             .map_or("", |of| &snapshot.parameters[of].path);
-        let operation = piece
-            .operation
-            .map_or("between samples", |of| &snapshot.operations[of]);
-        let operation = match piece.is_workspace {
-            true => format!("within {operation}"),
-            false => operation.into(),
-        };
-        let category = piece.category.name();
-        let place = short(phases.at(piece.from));
-        table.add_row([
-            &mib(piece.bytes),
-            category,
-            &clean(parameter),
-            &clean(&operation),
-            place,
-        ]);
+        (
+            clean(parameter),
+            clean(&snapshot.operations[held.operation]),
+        )
+    };
+    let mut rows: Vec<_> = peak
+        .holders
+        .iter()
+        .map(|held| {
+            let place = short(phases.at(held.from));
+            (held.bytes, held.category, name(held), place)
+        })
+        .collect();
+    if peak.workspace > 0 {
+        let made = snapshot
+            .holders
+            .partition_point(|held| held.from <= peak.tick);
+        let (parameter, operation) = snapshot.holders[..made]
+            .last()
+            .map(name)
+            .unwrap_or_default();
+        let names = (parameter, format!("within {operation}"));
+        rows.push((
+            peak.workspace,
+            Category::Temporaries,
+            names,
+            short(phases.at(peak.tick)),
+        ));
+        rows.sort_by_key(|row| Reverse(row.0));
     }
-    let bytes = largest.iter().map(|piece| piece.bytes).sum();
+    let all = rows.len();
+    rows.truncate(LARGEST);
+    for (bytes, category, (parameter, operation), place) in &rows {
+        table.add_row([&mib(*bytes), category.name(), parameter, operation, place]);
+    }
+    let bytes = rows.iter().map(|row| row.0).sum();
+    let share = percent(bytes, peak.bytes);
     format!(
-        "The {} largest of {} in the peak, {} of it:\n\n{table}",
-        largest.len(),
-        peak.pieces.len(),
-        percent(bytes, peak.bytes),
+        "The {} largest of {all} in the peak, {share} of it:\n\n{table}",
+        rows.len()
     )
 }
 

@@ -17,8 +17,6 @@ pub(super) struct Session {
     ledger: Option<Ledger>,
     /// The parameter that was read last, in a forward pass.
     read: Option<BlockId>,
-    /// The operation of the last event.
-    operation: Option<&'static str>,
     /// Present once the steps are over.
     outcome: Option<Result<Snapshot, RecordError>>,
 }
@@ -29,14 +27,13 @@ impl Session {
         for (id, bytes) in live {
             ledger.register_existing(Storage { id, bytes });
         }
-        ledger.sample(in_use, in_use, None);
+        ledger.sample(in_use, in_use);
         Self {
             plan,
             backend: "",
             passes: 0,
             ledger: Some(ledger),
             read: None,
-            operation: None,
             outcome: None,
         }
     }
@@ -51,9 +48,8 @@ impl Session {
     }
 
     pub(super) fn sample(&mut self, in_use: u64, peak: u64) {
-        let operation = self.operation.take();
         if let Some(ledger) = &mut self.ledger {
-            ledger.sample(in_use, peak, operation);
+            ledger.sample(in_use, peak);
         }
     }
 
@@ -71,7 +67,6 @@ impl Session {
             Some(work) => ledger.register_output(work, storage, read.as_slice()),
             None => ledger.register_elsewhere(OUTSIDE, storage),
         };
-        self.operation = work;
     }
 
     /// `work` as in [`allocated`](Self::allocated).

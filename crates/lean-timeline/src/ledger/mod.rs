@@ -180,7 +180,7 @@ impl Ledger {
         self.phases = Phases::default();
         self.samples = Vec::new();
         if let Some(Sample { in_use, .. }) = in_use {
-            self.sample(in_use, in_use, None);
+            self.sample(in_use, in_use);
         }
     }
 
@@ -284,23 +284,14 @@ impl Ledger {
 
     /// Adds what the allocator or the device says now. A sample of the same tick as the last, from an
     /// operation that allocated nothing, is merged with it.
-    pub fn sample(&mut self, in_use: u64, peak: u64, operation: Option<&'static str>) {
+    pub fn sample(&mut self, in_use: u64, peak: u64) {
         let tick = self.clock.now();
-        let operation = operation.map(|name| self.operations.index(name));
         match self.samples.last_mut() {
             Some(last) if last.tick == tick => {
-                if peak > last.peak {
-                    last.operation = operation;
-                }
                 last.peak = last.peak.max(peak);
                 last.in_use = in_use;
             }
-            _ => self.samples.push(Sample {
-                tick,
-                in_use,
-                peak,
-                operation,
-            }),
+            _ => self.samples.push(Sample { tick, in_use, peak }),
         }
     }
 

@@ -182,7 +182,7 @@ fn a_step_in_place_moves_memory_from_one_purpose_to_the_next() {
 fn what_is_no_tensor_is_there_from_the_beginning() {
     let (mut ledger, _) = with_parameter();
     ledger.begin_pass(PhaseKind::Forward);
-    ledger.sample(150, 150, None);
+    ledger.sample(150, 150);
     // First seen here, and in use since before the recording.
     ledger.register_existing(at(2, 20));
     let snapshot = closed(ledger);

@@ -65,7 +65,8 @@ pub(super) struct Segment<'a> {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Block<'a> {
-    pub(super) address: Option<u64>,
+    #[serde(skip_deserializing)]
+    pub(super) address: u64,
     pub(super) size: u64,
     pub(super) requested_size: u64,
     pub(super) state: Cow<'a, str>,

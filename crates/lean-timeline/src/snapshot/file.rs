@@ -117,24 +117,21 @@ impl Snapshot {
         let (ticks, large) = (self.times.len(), 1 << 53);
         let is_span = |from, until| from <= until && from < ticks && until <= ticks;
         let is_parameter = |of: Option<usize>| of.is_none_or(|of| of < self.parameters.len());
-        let is_operation = |of: Option<usize>| of.is_none_or(|of| of < self.operations.len());
         let elements = |of: &Parameter| {
             let mut axes = of.shape.iter().map(|axis| *axis as u64);
             let elements = axes.try_fold(1_u64, u64::checked_mul);
             elements.is_some_and(|elements| elements < large)
         };
         let is_held = |held: &Holder| {
-            let is_known = is_parameter(held.parameter) && is_operation(Some(held.operation));
+            let is_known = is_parameter(held.parameter) && held.operation < self.operations.len();
             is_span(held.from, held.until) && is_known
         };
         let is_phase = |phase: &Phase| {
             let is_known = !matches!(phase.kind, PhaseKind::Step(of) if !is_parameter(Some(of)));
             is_span(phase.from, phase.until) && is_known && phase.iteration < ticks
         };
-        let is_sample = |sample: &Sample| {
-            let is_large = sample.in_use.max(sample.peak) >= large;
-            sample.tick < ticks && is_operation(sample.operation) && !is_large
-        };
+        let is_sample =
+            |sample: &Sample| sample.tick < ticks && sample.in_use.max(sample.peak) < large;
         let mut bytes = self.holders.iter().map(|held| held.bytes);
         let bytes = bytes.try_fold(0_u64, u64::checked_add);
         let parts = [

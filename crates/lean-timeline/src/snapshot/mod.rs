@@ -5,7 +5,6 @@
 
 mod event;
 mod file;
-mod layout;
 mod perfetto;
 mod phases;
 mod pytorch;
@@ -166,7 +165,4 @@ pub struct Sample {
     /// The most bytes in use since the previous sample. It includes workspaces: memory that an
     /// operation releases before it returns, which is in no holder.
     pub peak: u64,
-    /// The operation that ended at this sample and made its peak: an index into
-    /// [`Snapshot::operations`].
-    pub operation: Option<usize>,
 }

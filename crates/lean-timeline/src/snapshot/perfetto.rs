@@ -5,7 +5,7 @@ use std::io::{Result, Write};
 use serde_json::{Map, json};
 
 use super::{Category, PhaseKind, Snapshot};
-use crate::analysis::{Totals, moments};
+use crate::analysis::Totals;
 
 pub(super) fn write(snapshot: &Snapshot, mut to: impl Write) -> Result<()> {
     let title =
@@ -30,15 +30,11 @@ pub(super) fn write(snapshot: &Snapshot, mut to: impl Write) -> Result<()> {
         write!(to, ",\n{event}")?;
     }
     let totals = Totals::of(snapshot);
-    let mut moments = moments(snapshot, &totals).peekable();
     for (tick, time) in snapshot.times.iter().enumerate() {
-        let layers = Category::ALL.map(|of| (of.name().into(), totals.layer(of)[tick].into()));
-        let layers = Map::from_iter(layers);
-        let event = json!({"ph": "C", "pid": 1, "name": "held", "ts": time, "args": layers});
-        write!(to, ",\n{event}")?;
-        while let Some(moment) = moments.next_if(|moment| moment.tick <= tick) {
-            let bytes = json!({"bytes": moment.sample.peak});
-            let event = json!({"ph": "C", "pid": 1, "name": "in use", "ts": time, "args": bytes});
+        let held = Category::ALL.map(|of| (of.name().into(), totals.layer(of)[tick].into()));
+        let in_use = Map::from_iter([("bytes".into(), totals.peaks()[tick].into())]);
+        for (name, bytes) in [("held", Map::from_iter(held)), ("in use", in_use)] {
+            let event = json!({"ph": "C", "pid": 1, "name": name, "ts": time, "args": bytes});
             write!(to, ",\n{event}")?;
         }
     }

@@ -4,16 +4,15 @@
 //! the operation as the file; `user_metadata` is the phase. What PyTorch has no place for (shapes,
 //! ticks, samples) is under the key `burn`, which its tools ignore.
 
-use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::io::{Result, Write};
 
 use super::event::{Block, Event, Frame, IN_USE, Segment};
-use super::layout::Layout;
 use super::phases::PhaseNames;
-use super::{Category, Holder, Snapshot};
-use crate::analysis::{Totals, moments};
+use super::{Category, Snapshot};
+use crate::analysis::{Peak, Totals};
 
-/// Workspaces of less than this share of the peak are not drawn, but for that of the peak itself.
+/// Bytes of no holder are an allocation at the peak, and from this share of the peak on.
 const DRAWN: u64 = 64;
 
 pub(super) fn write(snapshot: &Snapshot, mut to: impl Write) -> Result<()> {
@@ -27,155 +26,153 @@ pub(super) fn write(snapshot: &Snapshot, mut to: impl Write) -> Result<()> {
         ..Event::default()
     };
     serde_json::to_writer(&mut to, &first)?;
-    let segment = events(snapshot, |event| {
+    let slots = events(snapshot, |event| {
         to.write_all(b",\n")?;
-        Ok(serde_json::to_writer(&mut to, event)?)
+        Ok(serde_json::to_writer(&mut to, &event)?)
     })?;
     write!(to, "\n]],\n\"segments\":")?;
-    serde_json::to_writer(&mut to, &Vec::from_iter(segment))?;
+    serde_json::to_writer(&mut to, &[slots.segment(snapshot)])?;
     writeln!(to, "}}")
 }
 
-/// Calls `write` with all events in order. Returns the segment of what is held at the end.
-fn events<'a>(
-    snapshot: &'a Snapshot,
-    mut write: impl FnMut(&Event<'_>) -> Result<()>,
-) -> Result<Option<Segment<'a>>> {
+/// Calls `write` with all events in order. Returns what is held at the end.
+fn events(snapshot: &Snapshot, mut write: impl FnMut(Event<'_>) -> Result<()>) -> Result<Slots> {
+    let (totals, phases) = (Totals::of(snapshot), PhaseNames::of(snapshot));
+    let peak = Peak::of(snapshot, &totals).map_or((0, 0), |peak| (peak.bytes, peak.tick));
     let holders = &snapshot.holders;
     let is_held = |index: &usize| holders[*index].from < holders[*index].until;
-    let mut ends: Vec<usize> = (0..holders.len()).filter(is_held).collect();
-    let mut begins = ends.clone().into_iter().peekable();
+    let begins: Vec<usize> = (0..holders.len()).filter(is_held).collect();
+    let mut ends = begins.clone();
     ends.sort_by_key(|index| holders[*index].until);
+    let mut begins = begins.into_iter().peekable();
     let mut ends = ends.into_iter().peekable();
-    let mut workspaces = workspaces(snapshot).into_iter().peekable();
-    let (mut layout, mut addresses) = (Layout::default(), vec![0; holders.len()]);
-    // Workspaces lie above all else.
-    let mut most = 0;
-    let phases = PhaseNames::of(snapshot);
+    let (mut slots, mut places, mut last) = (Slots::default(), vec![0; holders.len()], None);
     for (tick, &time_us) in snapshot.times.iter().enumerate() {
-        let event = |action: &'static str, addr, size| Event {
+        let event = |action: &'static str, slot: &Slot, is_workspace| Event {
             action: action.into(),
-            addr,
-            size,
+            addr: slot.address,
+            size: slot.bytes,
             time_us,
             tick: Some(tick),
+            is_workspace,
             ..Event::default()
         };
+        let made = |frame, category: Category, alloc| Event {
+            frames: vec![frame],
+            category: Some(category.names().1.into()),
+            user_metadata: Some(phases.at(tick).into()),
+            ..alloc
+        };
         while let Some(index) = ends.next_if(|index| holders[*index].until == tick) {
-            let (address, bytes) = (addresses[index], holders[index].bytes);
-            layout.release(address, bytes);
-            write(&event("free_requested", address, bytes))?;
-            write(&event("free_completed", address, bytes))?;
+            let slot = slots.release(places[index]);
+            write(event("free_requested", slot, false))?;
+            write(event("free_completed", slot, false))?;
         }
         while let Some(index) = begins.next_if(|index| holders[*index].from == tick) {
-            let held = &holders[index];
-            addresses[index] = layout.place(held.bytes);
-            write(&Event {
-                frames: vec![frame(snapshot, held)],
-                category: Some(held.category.names().1.into()),
-                user_metadata: Some(phases.at(tick).into()),
-                ..event("alloc", addresses[index], held.bytes)
-            })?;
+            places[index] = slots.take(holders[index].bytes, Some(index));
+            let alloc = event("alloc", &slots.all[places[index]], false);
+            write(made(frame(snapshot, index), holders[index].category, alloc))?;
+            last = Some(index);
         }
-        while let Some((_, bytes, operation)) = workspaces.next_if(|next| next.0 == tick) {
-            most = most.max(layout.bytes + bytes);
-            let made = Event {
-                frames: vec![frame_of("workspace", operation)],
-                category: Some(Category::Temporaries.names().1.into()),
-                user_metadata: Some(phases.at(tick).into()),
-                is_workspace: true,
-                ..event("alloc", layout.end(), bytes)
-            };
-            write(&made)?;
-            for action in ["free_requested", "free_completed"] {
-                let is_workspace = true;
-                let free = event(action, layout.end(), bytes);
-                write(&Event {
-                    is_workspace,
-                    ..free
-                })?;
-            }
+        let workspace = totals.peaks()[tick] - totals.known()[tick];
+        if workspace > 0 && (tick == peak.1 || workspace * DRAWN >= peak.0) {
+            let place = slots.take(workspace, None);
+            let slot = slots.release(place);
+            let mut frame = last.map_or_else(Frame::default, |index| frame(snapshot, index));
+            frame.name = "workspace".into();
+            write(made(
+                frame,
+                Category::Temporaries,
+                event("alloc", slot, true),
+            ))?;
+            write(event("free_requested", slot, true))?;
+            write(event("free_completed", slot, true))?;
         }
     }
-    let held = ends.map(|index| (addresses[index], &holders[index]));
-    Ok(segment(snapshot, held.collect(), most.max(layout.bytes)))
+    Ok(slots)
 }
 
-/// Bytes of samples that are in no holder, with tick and operation: those that a picture shows.
-fn workspaces(snapshot: &Snapshot) -> Vec<(usize, u64, &str)> {
-    let totals = Totals::of(snapshot);
-    let mut moments: Vec<_> = moments(snapshot, &totals).collect();
-    let peak = |moment: &crate::analysis::Moment| (moment.sample.peak, Reverse(moment.tick));
-    let peak = moments.iter().map(peak).max().unwrap_or_default();
-    moments.retain(|moment| {
-        let is_peak = (moment.sample.peak, Reverse(moment.tick)) == peak;
-        moment.workspace > 0 && (is_peak || moment.workspace * DRAWN >= peak.0)
-    });
-    moments.sort_by_key(|moment| moment.tick);
-    let workspace = |moment: crate::analysis::Moment| {
-        let operation = moment.sample.operation;
-        let operation = operation.map_or("between samples", |of| &snapshot.operations[of]);
-        (moment.tick, moment.workspace, operation)
-    };
-    moments.into_iter().map(workspace).collect()
-}
-
-fn frame<'a>(snapshot: &'a Snapshot, held: &Holder) -> Frame<'a> {
-    let parameter = held
-        .parameter
-        .map(|of| snapshot.parameters[of].path.as_str());
-    frame_of(
-        parameter.unwrap_or("-"),
-        &snapshot.operations[held.operation],
-    )
-}
-
-fn frame_of<'a>(name: &'a str, filename: &'a str) -> Frame<'a> {
+/// Names the parameter and the operation of a holder.
+fn frame(snapshot: &Snapshot, index: usize) -> Frame<'_> {
+    let held = &snapshot.holders[index];
+    let parameter = held.parameter.map(|of| &*snapshot.parameters[of].path);
     Frame {
-        name: name.into(),
-        filename: filename.into(),
+        name: parameter.unwrap_or("-").into(),
+        filename: (&*snapshot.operations[held.operation]).into(),
         line: 0,
     }
 }
 
-/// The segment of so many bytes, with the blocks in use and the gaps between them.
-fn segment<'a>(
-    snapshot: &'a Snapshot,
-    mut held: Vec<(u64, &Holder)>,
+/// Addresses, which holders do not have: as of an allocator that takes what was released only for
+/// allocations of the same size.
+#[derive(Default)]
+struct Slots {
+    /// Side by side.
+    all: Vec<Slot>,
+    free: HashMap<u64, Vec<usize>>,
+}
+
+struct Slot {
+    address: u64,
     bytes: u64,
-) -> Option<Segment<'a>> {
-    held.sort_by_key(|(address, _)| *address);
-    let in_use: u64 = held.iter().map(|(_, held)| held.bytes).sum();
-    let mut blocks = Vec::new();
-    let mut at = Layout::BASE;
-    let gap = |from: u64, to: u64| {
-        (from < to).then(|| Block {
-            address: Some(from),
-            size: to - from,
-            state: "inactive".into(),
-            ..Block::default()
-        })
-    };
-    for (address, held) in held {
-        blocks.extend(gap(at, address));
-        blocks.push(Block {
-            address: Some(address),
-            size: held.bytes,
-            requested_size: held.bytes,
-            state: IN_USE.into(),
-            frames: vec![frame(snapshot, held)],
-        });
-        at = address + held.bytes;
+    holder: Option<usize>,
+}
+
+impl Slots {
+    /// The first address; 0 is none.
+    const BASE: u64 = 1 << 32;
+
+    fn end(&self) -> u64 {
+        let last = self.all.last();
+        last.map_or(Self::BASE, |slot| slot.address + slot.bytes)
     }
-    blocks.extend(gap(at, Layout::BASE + bytes));
-    (bytes > 0).then(|| Segment {
-        address: Layout::BASE,
-        total_size: bytes,
-        allocated_size: in_use,
-        active_size: in_use,
-        requested_size: in_use,
-        segment_type: "large",
-        blocks,
-        ..Segment::default()
-    })
+
+    fn take(&mut self, bytes: u64, holder: Option<usize>) -> usize {
+        let free = self.free.get_mut(&bytes).and_then(Vec::pop);
+        let place = free.unwrap_or(self.all.len());
+        let address = self.end();
+        if free.is_none() {
+            self.all.push(Slot {
+                address,
+                bytes,
+                holder,
+            });
+        }
+        self.all[place].holder = holder;
+        place
+    }
+
+    fn release(&mut self, place: usize) -> &Slot {
+        let slot = &mut self.all[place];
+        slot.holder = None;
+        self.free.entry(slot.bytes).or_default().push(place);
+        slot
+    }
+
+    fn segment<'a>(&self, snapshot: &'a Snapshot) -> Segment<'a> {
+        let blocks = self.all.iter().map(|slot| Block {
+            address: slot.address,
+            size: slot.bytes,
+            requested_size: slot.bytes,
+            state: if slot.holder.is_some() {
+                IN_USE
+            } else {
+                "inactive"
+            }
+            .into(),
+            frames: Vec::from_iter(slot.holder.map(|index| frame(snapshot, index))),
+        });
+        let in_use = self.all.iter().filter(|slot| slot.holder.is_some());
+        let in_use = in_use.map(|slot| slot.bytes).sum();
+        Segment {
+            address: Self::BASE,
+            total_size: self.end() - Self::BASE,
+            allocated_size: in_use,
+            active_size: in_use,
+            requested_size: in_use,
+            segment_type: "large",
+            blocks: blocks.collect(),
+            ..Segment::default()
+        }
+    }
 }

@@ -180,14 +180,20 @@ fn operation(event: &Event<'_>) -> String {
     }
 }
 
-/// `linear.py:125 forward`: the innermost frame in Python, if there is one.
+/// `linear.py:125 forward`: the innermost frame in Python; else the innermost that is not PyTorch's
+/// own look at the stack.
 fn place(frames: &[Frame<'_>]) -> String {
     let python = frames.iter().find(|frame| frame.filename.ends_with(".py"));
-    let Some(frame) = python.or(frames.first()) else {
-        return "unknown".into();
-    };
-    let file = frame.filename.rsplit('/').next().unwrap_or_default();
-    format!("{file}:{} {}", frame.line, frame.name)
+    let own = ["unwind::unwind", "CapturedTraceback", "gather_with_cpp"];
+    let is_own = |frame: &&Frame<'_>| own.iter().any(|own| frame.name.contains(own));
+    match (python, frames.iter().find(|frame| !is_own(frame))) {
+        (Some(frame), _) => {
+            let file = frame.filename.rsplit('/').next().unwrap_or_default();
+            format!("{file}:{} {}", frame.line, frame.name)
+        }
+        (None, Some(frame)) => frame.name.to_string(),
+        (None, None) => "unknown".into(),
+    }
 }
 
 impl<'de> Deserialize<'de> for Trace {

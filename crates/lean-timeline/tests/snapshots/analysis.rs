@@ -27,8 +27,7 @@ fn totals_are_the_sums_of_who_lives() {
     assert_eq!(totals.known(), known);
     let gradients = [0, 0, 0, 40, 40, 80, 80, 80, 40, 40, 40, 0];
     assert_eq!(totals.layer(Category::Gradients), gradients);
-    let most = totals.most(&snapshot, Category::Gradients);
-    assert_eq!((most.bytes, most.tick), (80, 5));
+    assert_eq!(totals.most(Category::Gradients), (80, 5));
 }
 
 #[test]
@@ -36,12 +35,12 @@ fn without_samples_the_peak_is_where_the_most_is_known() {
     let mut snapshot = step();
     let found = peak(&snapshot);
     assert_eq!((found.bytes, found.tick), (220, 3));
-    let pieces = found
-        .pieces
+    let held = found
+        .holders
         .iter()
-        .map(|piece| (piece.bytes, piece.parameter, piece.from));
+        .map(|held| (held.bytes, held.parameter, held.from));
     let expected = [(100, None, 1), (80, None, 0), (40, Some(1), 3)];
-    assert_eq!(pieces.collect::<Vec<_>>(), expected);
+    assert_eq!(held.collect::<Vec<_>>(), expected);
     assert_eq!(found.bytes_of(Category::Activations), 100);
     // The first of equal peaks.
     snapshot
@@ -50,38 +49,27 @@ fn without_samples_the_peak_is_where_the_most_is_known() {
     assert_eq!(peak(&snapshot).tick, 3);
 }
 
+/// Its peak is where the holders had the most since the sample before.
 #[test]
-fn what_an_operation_takes_for_itself_is_a_piece_of_the_peak() {
-    let mut snapshot = step();
-    snapshot.samples = vec![sample(6, 160, 160), sample(7, 185, 300)];
-    let found = peak(&snapshot);
-    assert_eq!((found.bytes, found.tick), (300, 7));
-    let own = found.pieces[0];
-    assert_eq!((own.bytes, own.category), (115, Category::Temporaries));
-    assert_eq!(
-        (own.operation, own.is_workspace, own.parameter),
-        (Some(1), true, None)
-    );
-    let totals = Totals::of(&snapshot);
-    let most = totals.most(&snapshot, Category::Temporaries);
-    assert_eq!((most.bytes, most.tick), (140, 7));
-    // It is for the parameter that the operation makes something for.
-    snapshot.holders[4].operation = 1;
-    assert_eq!(peak(&snapshot).pieces[0].parameter, Some(1));
-}
-
-#[test]
-fn the_peak_of_a_sample_is_where_the_most_was_known_since_the_one_before() {
+fn what_an_operation_takes_for_itself_is_in_the_peak() {
     let mut snapshot = step();
     snapshot.samples = vec![
+        sample(6, 160, 160),
+        sample(7, 185, 300),
+        sample(9, 120, 190),
+    ];
+    let (found, totals) = (peak(&snapshot), Totals::of(&snapshot));
+    assert_eq!((found.bytes, found.tick, found.workspace), (300, 7, 115));
+    assert_eq!(found.bytes_of(Category::Temporaries), 140);
+    assert_eq!(totals.most(Category::Temporaries), (140, 7));
+    assert_eq!(totals.disagreement(&snapshot), Some(0.0));
+    snapshot.samples = vec![
         sample(2, 180, 180),
-        sample(6, 160, 230),
+        sample(6, 200, 230),
         sample(11, 80, 185),
     ];
     let found = peak(&snapshot);
-    assert_eq!((found.tick, found.bytes), (3, 230));
-    assert_eq!(found.bytes_of(Category::Temporaries), 10);
-    snapshot.samples[1].in_use = 200;
+    assert_eq!((found.tick, found.bytes, found.workspace), (3, 230, 10));
     assert_eq!(Totals::of(&snapshot).disagreement(&snapshot), Some(0.2));
 }
 
@@ -104,9 +92,9 @@ fn an_estimate_steps_where_the_gradient_is_complete() {
         sample(11, 80, 80),
     ];
     assert_eq!(released(&snapshot), Ok(345));
-    // A workspace of 180 within backward, on the 220 at its beginning without the gradient.
+    // A workspace of 180 within backward, at the event with which the gradient is complete.
     snapshot.samples = vec![sample(3, 220, 220), sample(4, 120, 400)];
-    assert_eq!(released(&snapshot), Ok(220 - 40 + 180));
+    assert_eq!(released(&snapshot), Ok(400));
     // The sample in the step of `one` is about that of `two`, with a workspace of 115.
     snapshot.holders[1].bytes = 10;
     snapshot.samples = vec![

@@ -21,12 +21,7 @@ pub(crate) fn holder(
 }
 
 pub(crate) fn sample(tick: usize, in_use: u64, peak: u64) -> Sample {
-    Sample {
-        tick,
-        in_use,
-        peak,
-        operation: Some(1),
-    }
+    Sample { tick, in_use, peak }
 }
 
 pub(crate) fn phase(kind: PhaseKind, from: usize, until: usize) -> Phase {

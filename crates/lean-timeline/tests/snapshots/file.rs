@@ -194,9 +194,9 @@ fn a_snapshot_of_pytorch_is_read() {
     assert_eq!(snapshot.times, [0, 0, 11, 20, 31]);
     let peak = Peak::of(&snapshot, &Totals::of(&snapshot)).unwrap();
     let names = peak
-        .pieces
+        .holders
         .iter()
-        .map(|piece| &*snapshot.operations[piece.operation.unwrap()]);
+        .map(|held| &*snapshot.operations[held.operation]);
     let place = "linear.py:125 forward";
     assert_eq!(names.collect::<Vec<_>>(), ["unknown", place, place]);
     assert!(snapshot.operations.contains(&format!("{place} (epoch 3)")));
@@ -272,7 +272,6 @@ fn what_contradicts_itself_is_neither_loaded_nor_saved() {
     // Files that somebody has changed.
     for (pointer, value, text) in [
         ("/burn/phases/0/until", json!(13), "its phases"),
-        ("/burn/samples/0/operation", json!(2), "its samples"),
         ("/burn/times/1", json!(-1), "invalid value"),
         ("/device_traces/0/1/tick", json!(12), "its holders"),
         ("/device_traces/0/1/size", json!(u64::MAX), "its bytes"),
