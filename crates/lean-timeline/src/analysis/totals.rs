@@ -30,7 +30,7 @@ impl Totals {
             for (bytes, known) in layer.iter_mut().zip(&mut known) {
                 sum = sum.wrapping_add(*bytes);
                 *bytes = sum;
-                *known += sum;
+                *known = sum.wrapping_add(*known);
             }
         }
         let (mut peaks, mut since) = (known.clone(), 0);

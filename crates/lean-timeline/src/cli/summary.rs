@@ -23,45 +23,50 @@ pub(super) fn summary(snapshot: &Snapshot) -> String {
         "" => "between the phases".into(),
         phase => clean(&format!("in the {phase}")),
     };
-    let peak_line = format!(
-        "Peak: {} MiB ({} bytes), {place} (event {}, at {:.1} ms)",
-        mib(peak.bytes),
-        peak.bytes,
-        peak.tick,
-        snapshot.times[peak.tick] as f64 / 1e3
-    );
+    let (bytes, tick) = (peak.bytes, peak.tick);
+    let (mib, time) = (mib(bytes), snapshot.times[tick] as f64 / 1e3);
     let categories = categories(&totals, &peak, &phases);
     let largest = largest(snapshot, &peak, &phases);
-    let adds_up = adds_up(snapshot, &totals);
-    [head, peak_line, categories, largest, adds_up].join("\n\n") + "\n"
+    let adds_up = match totals.disagreement(snapshot) {
+        None => "How well it adds up is not known: no sample of what was in use".into(),
+        Some(worst) => {
+            let does = if worst <= ADDS_UP {
+                "Adds up"
+            } else {
+                "Does not add up"
+            };
+            // Rounded up, because it is a bound.
+            let percent = (worst * 1e4).ceil() / 1e2;
+            format!("{does}: what is named differs from what was in use by {percent:.2} % at most")
+        }
+    };
+    format!(
+        "{head}\n\nPeak: {mib} MiB ({bytes} bytes), {place} (event {tick}, at {time:.1} ms)\n\n\
+         {categories}\n\n{largest}\n\n{adds_up}\n"
+    )
 }
 
 fn head(snapshot: &Snapshot) -> String {
     let steps: BTreeSet<usize> = snapshot.phases.iter().map(|of| of.iteration).collect();
-    let bytes = snapshot.parameters.iter().map(|of| of.bytes);
-    let lines = [
+    let (steps, events, samples) = (steps.len(), snapshot.times.len(), snapshot.samples.len());
+    let parameters = snapshot.parameters.iter();
+    // Nothing checks the sizes that a file gives for its parameters.
+    let bytes = mib(parameters
+        .clone()
+        .map(|of| of.bytes)
+        .fold(0, u64::saturating_add));
+    let mut head = format!(
+        "{}\n  backend   {}\n  model     {} parameters, {bytes} MiB\n  \
+         recorded  {steps} steps, {events} events, {samples} samples of what is in use",
         clean(&snapshot.title),
-        format!("  backend   {}", clean(&snapshot.backend)),
-        format!(
-            "  model     {} parameters, {} MiB",
-            snapshot.parameters.len(),
-            // Nothing checks the sizes that a file gives for its parameters.
-            mib(bytes.fold(0, u64::saturating_add))
-        ),
-        format!(
-            "  recorded  {} steps, {} events, {} samples of what is in use",
-            steps.len(),
-            snapshot.times.len(),
-            snapshot.samples.len()
-        ),
-    ];
-    let warnings = snapshot.warnings.iter();
-    let warnings = warnings.map(|warning| format!("  warning   {}", clean_words(warning)));
-    Vec::from_iter(lines.into_iter().chain(warnings)).join("\n")
-}
-
-fn clean_words(text: &str) -> String {
-    text.replace(|char: char| char.is_control(), "?")
+        clean(&snapshot.backend),
+        parameters.len()
+    );
+    for warning in &snapshot.warnings {
+        head += "\n  warning   ";
+        head += &warning.replace(char::is_control, "?");
+    }
+    head
 }
 
 /// The training step and its part, without the parameter that is stepped.
@@ -83,13 +88,9 @@ fn categories(totals: &Totals, peak: &Peak, phases: &PhaseNames) -> String {
     let mut table = table(&header, 1..4);
     for category in Category::ALL.into_iter().rev() {
         let ((most, tick), bytes) = (totals.most(category), peak.bytes_of(category));
-        let place = if most > 0 {
-            short(phases.at(tick))
-        } else {
-            "-"
-        };
-        let share = percent(bytes, peak.bytes);
-        table.add_row([category.name(), &mib(bytes), &share, &mib(most), place]);
+        let place = if most > 0 { phases.at(tick) } else { "" };
+        let (share, most) = (percent(bytes, peak.bytes), mib(most));
+        table.add_row([category.name(), &mib(bytes), &share, &most, short(place)]);
     }
     table.add_row(["sum", &mib(peak.bytes), &percent(peak.bytes, peak.bytes)]);
     table.to_string()
@@ -98,65 +99,44 @@ fn categories(totals: &Totals, peak: &Peak, phases: &PhaseNames) -> String {
 fn largest(snapshot: &Snapshot, peak: &Peak, phases: &PhaseNames) -> String {
     let header = ["MiB", "category", "parameter", "operation", "made in"];
     let mut table = table(&header, 0..1);
-    let name = |held: &Holder| {
+    let row = |held: &Holder| {
         let parameter = held
             .parameter
             .map_or("", |of| &snapshot.parameters[of].path);
+        let operation = clean(&snapshot.operations[held.operation]);
+        let place = short(phases.at(held.from));
         (
+            held.bytes,
+            held.category,
             clean(parameter),
-            clean(&snapshot.operations[held.operation]),
+            operation,
+            place,
         )
     };
-    let mut rows: Vec<_> = peak
+    let mut rows: Vec<_> = peak.holders.iter().map(row).collect();
+    let made = snapshot
         .holders
         .iter()
-        .map(|held| {
-            let place = short(phases.at(held.from));
-            (held.bytes, held.category, name(held), place)
-        })
-        .collect();
-    if peak.workspace > 0 {
-        let made = snapshot
-            .holders
-            .partition_point(|held| held.from <= peak.tick);
-        let (parameter, operation) = snapshot.holders[..made]
-            .last()
-            .map(name)
-            .unwrap_or_default();
-        let names = (parameter, format!("within {operation}"));
+        .take_while(|held| held.from <= peak.tick);
+    if let Some(last) = made.last().filter(|_| peak.workspace > 0) {
+        let (_, _, parameter, operation, _) = row(last);
+        let place = short(phases.at(peak.tick));
+        let operation = format!("within {operation}");
         rows.push((
             peak.workspace,
             Category::Temporaries,
-            names,
-            short(phases.at(peak.tick)),
+            parameter,
+            operation,
+            place,
         ));
         rows.sort_by_key(|row| Reverse(row.0));
     }
     let all = rows.len();
     rows.truncate(LARGEST);
-    for (bytes, category, (parameter, operation), place) in &rows {
+    for (bytes, category, parameter, operation, place) in &rows {
         table.add_row([&mib(*bytes), category.name(), parameter, operation, place]);
     }
     let bytes = rows.iter().map(|row| row.0).sum();
-    let share = percent(bytes, peak.bytes);
-    format!(
-        "The {} largest of {all} in the peak, {share} of it:\n\n{table}",
-        rows.len()
-    )
-}
-
-fn adds_up(snapshot: &Snapshot, totals: &Totals) -> String {
-    match totals.disagreement(snapshot) {
-        None => "How well it adds up is not known: no sample of what was in use".into(),
-        Some(worst) => format!(
-            "{}: what is named differs from what was in use by {:.2} % at most",
-            if worst <= ADDS_UP {
-                "Adds up"
-            } else {
-                "Does not add up"
-            },
-            // Rounded up, because it is a bound.
-            (worst * 1e4).ceil() / 1e2
-        ),
-    }
+    let (shown, share) = (rows.len(), percent(bytes, peak.bytes));
+    format!("The {shown} largest of {all} in the peak, {share} of it:\n\n{table}")
 }

@@ -117,26 +117,27 @@ impl Snapshot {
         let (ticks, large) = (self.times.len(), 1 << 53);
         let is_span = |from, until| from <= until && from < ticks && until <= ticks;
         let is_parameter = |of: Option<usize>| of.is_none_or(|of| of < self.parameters.len());
-        let elements = |of: &Parameter| {
-            let mut axes = of.shape.iter().map(|axis| *axis as u64);
-            let elements = axes.try_fold(1_u64, u64::checked_mul);
+        let is_shape = |of: &Parameter| {
+            let elements = of
+                .shape
+                .iter()
+                .try_fold(1_usize, |sum, axis| sum.checked_mul(*axis));
             elements.is_some_and(|elements| elements < large)
         };
         let is_held = |held: &Holder| {
             let is_known = is_parameter(held.parameter) && held.operation < self.operations.len();
-            is_span(held.from, held.until) && is_known
+            is_known && is_span(held.from, held.until)
         };
-        let is_phase = |phase: &Phase| {
-            let is_known = !matches!(phase.kind, PhaseKind::Step(of) if !is_parameter(Some(of)));
-            is_span(phase.from, phase.until) && is_known && phase.iteration < ticks
+        let is_phase = |phase: &Phase| match phase.kind {
+            PhaseKind::Step(of) if !is_parameter(Some(of)) => false,
+            _ => is_span(phase.from, phase.until) && phase.iteration < ticks,
         };
-        let is_sample =
-            |sample: &Sample| sample.tick < ticks && sample.in_use.max(sample.peak) < large;
+        let is_sample = |of: &Sample| of.tick < ticks && of.in_use.max(of.peak) < large as u64;
         let mut bytes = self.holders.iter().map(|held| held.bytes);
         let bytes = bytes.try_fold(0_u64, u64::checked_add);
         let parts = [
             ("times", self.times.is_sorted()),
-            ("parameters", self.parameters.iter().all(elements)),
+            ("parameters", self.parameters.iter().all(is_shape)),
             ("holders", self.holders.is_sorted_by_key(|held| held.from)),
             ("holders", self.holders.iter().all(is_held)),
             ("bytes", bytes.is_some_and(|bytes| bytes < 1 << 62)),

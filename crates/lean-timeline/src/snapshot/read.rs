@@ -24,9 +24,8 @@ struct Contents<'a> {
 struct Trace {
     /// `operation` is an index into `frames`.
     holders: Vec<Holder>,
-    /// Parameter and operation, each pair once.
-    frames: Vec<[String; 2]>,
-    indices: HashMap<[String; 2], usize>,
+    /// Pairs of parameter and operation, each with its index.
+    frames: HashMap<[String; 2], usize>,
     /// The holder at an address now.
     live: HashMap<u64, usize>,
     /// Times of events without a tick, which are all events of PyTorch's files.
@@ -34,24 +33,18 @@ struct Trace {
 }
 
 pub(super) fn read(from: impl Read) -> serde_json::Result<Snapshot> {
-    let Contents {
-        burn,
-        device_traces,
-        segments,
-    } = serde_json::from_reader(from)?;
-    let mut traces = device_traces.into_iter().enumerate();
-    if let Some(recorded) = burn {
-        let (_, trace) = traces.next().unwrap_or_default();
+    let mut contents: Contents<'_> = serde_json::from_reader(from)?;
+    if let Some(recorded) = contents.burn {
+        let trace = contents.device_traces.pop().unwrap_or_default();
         return Ok(trace.into_recorded(recorded));
     }
-    let of_device = |(device, trace): (usize, Trace)| {
-        let segments = segments.iter().filter(|of| of.device == device);
-        let snapshot = trace.into_foreign(device, segments);
-        let peak = Totals::of(&snapshot).known().iter().max().copied();
-        (peak, snapshot)
-    };
-    let fullest = traces.map(of_device).max_by_key(|(peak, _)| *peak);
-    Ok(fullest.map(|(_, snapshot)| snapshot).unwrap_or_default())
+    let traces = contents.device_traces.into_iter().enumerate();
+    let devices = traces.map(|(device, trace)| {
+        let segments = contents.segments.iter();
+        trace.into_foreign(device, segments.filter(|of| of.device == device))
+    });
+    let fullest = devices.max_by_key(|of| Totals::of(of).known().iter().max().copied());
+    Ok(fullest.unwrap_or_default())
 }
 
 impl Trace {
@@ -86,47 +79,54 @@ impl Trace {
     }
 
     fn hold(&mut self, bytes: u64, category: Category, frame: [String; 2], from: usize) -> usize {
-        let Self {
-            frames, indices, ..
-        } = self;
-        let operation = *indices.entry(frame).or_insert_with_key(|frame| {
-            frames.push(frame.clone());
-            frames.len() - 1
-        });
+        let next = self.frames.len();
         self.holders.push(Holder {
             bytes,
             category,
             parameter: None,
-            operation,
+            operation: *self.frames.entry(frame).or_insert(next),
             from,
             until: usize::MAX,
         });
         self.holders.len() - 1
     }
 
+    /// Parameters and operations of all frames, by their index, and the holders.
+    fn into_parts(self, ticks: usize) -> (Vec<[String; 2]>, Vec<Holder>) {
+        let mut frames = Vec::from_iter(self.frames);
+        frames.sort_by_key(|(_, index)| *index);
+        let mut holders = self.holders;
+        holders
+            .iter_mut()
+            .for_each(|held| held.until = held.until.min(ticks));
+        (
+            frames.into_iter().map(|(frame, _)| frame).collect(),
+            holders,
+        )
+    }
+
     /// The snapshot of our recorder: `recorded` is all but its holders.
-    fn into_recorded(self, recorded: Snapshot) -> Snapshot {
-        let mut snapshot = recorded;
-        let parameters = snapshot.parameters.iter().enumerate();
-        let parameters: HashMap<_, _> = parameters.map(|(of, it)| (it.path.as_str(), of)).collect();
-        let names = snapshot.operations.iter().enumerate();
-        let names: HashMap<_, _> = names.map(|(of, name)| (name.as_str(), of)).collect();
-        let unknown = names.len();
-        let frames: Vec<_> = self
-            .frames
-            .iter()
-            .map(|[parameter, operation]| {
-                let operation = names.get(operation.as_str()).copied().unwrap_or(unknown);
-                (parameters.get(parameter.as_str()).copied(), operation)
-            })
-            .collect();
-        let ticks = snapshot.times.len();
-        snapshot.holders = self.holders;
-        for held in &mut snapshot.holders {
-            (held.parameter, held.operation) = frames[held.operation];
-            held.until = held.until.min(ticks);
+    fn into_recorded(self, mut recorded: Snapshot) -> Snapshot {
+        let (frames, mut holders) = self.into_parts(recorded.times.len());
+        let indices = frames.iter().map(|[parameter, operation]| {
+            let mut operations = recorded.operations.iter();
+            let parameter = recorded
+                .parameters
+                .iter()
+                .position(|of| of.path == *parameter);
+            (
+                parameter,
+                operations
+                    .position(|name| name == operation)
+                    .unwrap_or(usize::MAX),
+            )
+        });
+        let indices: Vec<_> = indices.collect();
+        for held in &mut holders {
+            (held.parameter, held.operation) = indices[held.operation];
         }
-        snapshot
+        recorded.holders = holders;
+        recorded
     }
 
     /// The snapshot of a device that PyTorch wrote, with the segments of that device.
@@ -139,33 +139,26 @@ impl Trace {
             let mut address = segment.address;
             for block in &segment.blocks {
                 if block.state == IN_USE && !self.live.contains_key(&address) {
-                    let bytes = match block.requested_size {
-                        0 => block.size,
-                        bytes => bytes,
-                    };
+                    let requested = Some(block.requested_size).filter(|bytes| *bytes > 0);
                     let frame = [String::new(), place(&block.frames)];
-                    self.hold(bytes, Category::Other, frame, 0);
+                    self.hold(requested.unwrap_or(block.size), Category::Other, frame, 0);
                 }
                 address = address.saturating_add(block.size);
             }
         }
         let start = self.times.first().copied().unwrap_or_default();
-        let times = self.times.iter().map(|time| time.saturating_sub(start));
-        let times: Vec<u64> = [0].into_iter().chain(times).collect();
-        for held in &mut self.holders {
-            held.until = held.until.min(times.len());
+        let mut times = vec![0];
+        for time in std::mem::take(&mut self.times) {
+            times.push(time.saturating_sub(start).max(times[times.len() - 1]));
         }
-        self.holders.sort_by_key(|held| held.from);
+        let (frames, mut holders) = self.into_parts(times.len());
+        holders.sort_by_key(|held| held.from);
         Snapshot {
             title: format!("device {device}"),
             backend: "PyTorch".into(),
-            operations: self
-                .frames
-                .into_iter()
-                .map(|[_, operation]| operation)
-                .collect(),
+            operations: frames.into_iter().map(|[_, operation]| operation).collect(),
             times,
-            holders: self.holders,
+            holders,
             ..Snapshot::default()
         }
     }
@@ -184,16 +177,24 @@ fn operation(event: &Event<'_>) -> String {
 /// own look at the stack.
 fn place(frames: &[Frame<'_>]) -> String {
     let python = frames.iter().find(|frame| frame.filename.ends_with(".py"));
-    let own = ["unwind::unwind", "CapturedTraceback", "gather_with_cpp"];
+    let own = [
+        "unwind::unwind",
+        "CapturedTraceback",
+        "gather_with_cpp",
+        "CachingAllocator",
+    ];
     let is_own = |frame: &&Frame<'_>| own.iter().any(|own| frame.name.contains(own));
-    match (python, frames.iter().find(|frame| !is_own(frame))) {
-        (Some(frame), _) => {
-            let file = frame.filename.rsplit('/').next().unwrap_or_default();
-            format!("{file}:{} {}", frame.line, frame.name)
-        }
-        (None, Some(frame)) => frame.name.to_string(),
-        (None, None) => "unknown".into(),
+    if let Some(Frame {
+        filename,
+        line,
+        name,
+    }) = python
+    {
+        let file = filename.rsplit('/').next().unwrap_or_default();
+        return format!("{file}:{line} {name}");
     }
+    let other = frames.iter().find(|frame| !is_own(frame));
+    other.map_or_else(|| "unknown".into(), |frame| frame.name.to_string())
 }
 
 impl<'de> Deserialize<'de> for Trace {
