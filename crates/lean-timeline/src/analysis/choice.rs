@@ -1,12 +1,10 @@
 //! What to switch on so that a training step fits into memory, from a recording of plain Burn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use thiserror::Error;
 
-use super::peak::largest;
-use super::replay::{Step, replay, steps};
 use super::totals::Totals;
 use crate::snapshot::{Category, Parameter, Phase, PhaseKind, Snapshot};
 
@@ -64,33 +62,48 @@ impl Choice {
     /// All ways that are estimated, the one that changes the least first. Those with the same
     /// weights come before the others.
     ///
-    /// Scopes and operations are not among them: what they save in a model is not known from a
-    /// recording without them.
+    /// With gradient release, a step needs at most what it needs without gradients, and one gradient
+    /// with what its step takes: that of the parameter for which these are the most. Scopes and
+    /// operations are not estimated: what they save is not known from a recording without them.
     ///
     /// # Errors
     ///
     /// The recording is of gradient release already, or has no complete training step.
     pub fn all(snapshot: &Snapshot, totals: &Totals) -> Result<Vec<Self>, NoEstimate> {
-        let (phases, ticks, backward, optimizer) = last_complete(snapshot)?;
-        let steps = steps(snapshot, &phases, &backward)?;
-        let states = |bytes: fn(&Snapshot, &Parameter) -> u64| -> u64 {
-            let of = |step: &Step| bytes(snapshot, &snapshot.parameters[step.parameter]);
-            steps.iter().map(of).sum()
-        };
-        let recorded = totals.layer(Category::OptimizerState)[ticks.start];
-        let (adam, small) = (states(in_32_bits), states(in_8_bits));
+        let step = Complete::last(snapshot)?;
+        let gradients = step.gradients(snapshot)?;
+        let states = totals.layer(Category::OptimizerState);
+        let recorded = states[step.ticks.start];
+        let parameters = || gradients.keys().map(|of| &snapshot.parameters[*of]);
+        let adam = parameters().map(|of| 8 * elements(of)).sum();
+        let small = parameters().map(|of| eight_bit(snapshot, of)).sum();
         let mut ways = vec![(Stepping::Recorded, recorded)];
         // Most others have other states than Adam's. LAMB's are as large.
         if recorded.abs_diff(adam) * 50 <= adam {
             ways.extend([(Stepping::InOnePass, adam), (Stepping::EightBit, small)]);
         }
+        let most = |ticks: Range<usize>, without: &[u64]| {
+            let bytes = |tick: usize| totals.peaks()[tick].saturating_sub(without[tick]);
+            ticks.map(bytes).max().unwrap_or(0)
+        };
+        let before_optimizer = step.ticks.start..step.optimizer;
+        let without_gradients = most(before_optimizer.clone(), totals.layer(Category::Gradients));
+        let nothing = vec![0; snapshot.times.len()];
+        let largest = gradients.values().max().copied().unwrap_or(0);
+        let taken = |of: &(usize, Range<usize>)| {
+            let before = totals.known()[of.1.start.saturating_sub(1)];
+            gradients[&of.0] + most(of.1.clone(), &nothing).saturating_sub(before)
+        };
+        let taken = step.steps.iter().map(taken).max().unwrap_or(0);
+        // A first step makes the states.
+        let made = states[step.ticks.end - 1].saturating_sub(recorded);
         let way = |(stepping, states): (Stepping, u64)| {
-            let is_recorded = stepping == Stepping::Recorded;
             // An optimizer in one pass takes nothing besides its states.
-            let end = if is_recorded { ticks.end } else { optimizer };
-            let plain = largest(totals, ticks.start..end).map_or(0, |(bytes, _)| bytes);
-            let released = replay(totals, &steps, ticks.start..optimizer, is_recorded);
-            [(false, plain), (true, released)].map(|(release, peak)| Self {
+            let (plain, released) = match stepping {
+                Stepping::Recorded => (step.ticks.clone(), without_gradients + taken + made),
+                _ => (before_optimizer.clone(), without_gradients + largest),
+            };
+            [(false, most(plain, &nothing)), (true, released)].map(|(release, peak)| Self {
                 release,
                 stepping,
                 peak: (peak + states).saturating_sub(recorded),
@@ -110,14 +123,9 @@ fn elements(parameter: &Parameter) -> u64 {
     parameter.shape.iter().product::<usize>() as u64
 }
 
-/// Bytes of Adam's two moments.
-fn in_32_bits(_: &Snapshot, parameter: &Parameter) -> u64 {
-    8 * elements(parameter)
-}
-
-/// The same with a scale of 4 bytes for 128 elements. Parameters of the shape of an embedding, and
-/// those of fewer than 4096 elements, keep 32 bits.
-fn in_8_bits(snapshot: &Snapshot, parameter: &Parameter) -> u64 {
+/// Bytes of two moments in 8 bits, with a scale of 4 bytes for 128 elements. Parameters of the shape
+/// of an embedding, and those of fewer than 4096 elements, keep 32 bits.
+fn eight_bit(snapshot: &Snapshot, parameter: &Parameter) -> u64 {
     let elements = elements(parameter);
     let mut embeddings = snapshot.parameters.iter().filter(|of| of.is_embedding);
     match elements < 4096 || embeddings.any(|of| of.shape == parameter.shape) {
@@ -126,62 +134,96 @@ fn in_8_bits(snapshot: &Snapshot, parameter: &Parameter) -> u64 {
     }
 }
 
-fn is_step(phase: &Phase) -> bool {
-    matches!(phase.kind, PhaseKind::Step(_))
+/// A training step from its forward pass to the end of its optimizer.
+struct Complete {
+    ticks: Range<usize>,
+    backward: Range<usize>,
+    /// The first tick of the optimizer.
+    optimizer: usize,
+    /// Parameters and ticks of their steps.
+    steps: Vec<(usize, Range<usize>)>,
 }
 
-/// The last of the training steps in which the most parameters are stepped: its phases, its ticks,
-/// those of its backward pass, and the first of its optimizer.
-type Complete = (Vec<Phase>, Range<usize>, Range<usize>, usize);
-
-fn last_complete(snapshot: &Snapshot) -> Result<Complete, NoEstimate> {
-    use PhaseKind::{Backward, Forward, Optimizer};
-    let mut iterations: BTreeMap<usize, Vec<Phase>> = BTreeMap::new();
-    for phase in snapshot.phases.iter().filter(|of| of.from < of.until) {
-        iterations.entry(phase.iteration).or_default().push(*phase);
+impl Complete {
+    fn of(phases: &[Phase]) -> Option<Self> {
+        let first = |kind| phases.iter().find(|of| of.kind == kind);
+        let backward = first(PhaseKind::Backward)?;
+        let steps = phases.iter().filter_map(|of| match of.kind {
+            PhaseKind::Step(parameter) => Some((parameter, of.from..of.until)),
+            _ => None,
+        });
+        first(PhaseKind::Forward)?;
+        Some(Self {
+            ticks: phases.first()?.from..phases.iter().map(|of| of.until).max()?,
+            backward: backward.from..backward.until,
+            optimizer: first(PhaseKind::Optimizer)?.from,
+            steps: steps.collect(),
+        })
     }
-    let first = |phases: &[Phase], kind| {
-        let first = phases.iter().find(|phase| phase.kind == kind);
-        first.map(|phase| phase.from..phase.until)
-    };
-    let backward = |phase: &&Phase| phase.kind == Backward;
-    for phases in iterations.values() {
-        for around in phases.iter().filter(backward) {
-            let within = |of: &Phase| around.from <= of.from && of.until <= around.until;
-            if phases.iter().any(|phase| is_step(phase) && within(phase)) {
-                return Err(NoEstimate::IsReleased);
+
+    /// The last of those in which the most parameters are stepped.
+    fn last(snapshot: &Snapshot) -> Result<Self, NoEstimate> {
+        let mut iterations: BTreeMap<usize, Vec<Phase>> = BTreeMap::new();
+        for phase in snapshot.phases.iter().filter(|of| of.from < of.until) {
+            iterations.entry(phase.iteration).or_default().push(*phase);
+        }
+        let backwards = |of: &[Phase]| -> usize {
+            of.iter()
+                .filter(|of| of.kind == PhaseKind::Backward)
+                .count()
+        };
+        let is_released = |phases: &Vec<Phase>| {
+            let steps = phases
+                .iter()
+                .filter(|of| matches!(of.kind, PhaseKind::Step(_)));
+            let around = phases.iter().filter(|of| of.kind == PhaseKind::Backward);
+            let mut around = around.map(|of| of.from..of.until);
+            around.any(|ticks| steps.clone().any(|of| ticks.contains(&of.from)))
+        };
+        if iterations.values().any(is_released) {
+            return Err(NoEstimate::IsReleased);
+        }
+        // Micro-batches have a forward pass each, and the last one a step. One without a step at the
+        // end may be a step that was skipped, or that the recording does not reach.
+        let (mut unstepped, mut before_a_step) = (0, 0);
+        for phases in iterations.values().filter(|of| backwards(of) > 0) {
+            match Self::of(phases) {
+                None => unstepped += 1,
+                Some(_) => before_a_step = before_a_step.max(std::mem::take(&mut unstepped)),
             }
         }
-    }
-    let trained = iterations
-        .values()
-        .filter(|of| first(of, Backward).is_some());
-    let trained: Vec<bool> = trained.map(|of| first(of, Optimizer).is_some()).collect();
-    // Micro-batches, each with a forward pass: those in a row that end with a step.
-    if let Some(last) = trained.iter().rposition(|is_stepped| *is_stepped) {
-        let rows = trained[..last].split(|is_stepped| *is_stepped);
-        let before = rows.map(<[bool]>::len).max().unwrap_or_default();
-        // One alone may be a step that was skipped, or that the recording does not reach.
-        let after = Some(trained.len() - last - 1).filter(|unstepped| *unstepped > 1);
-        let unstepped = before.max(after.unwrap_or_default());
-        if unstepped > 0 {
-            return Err(NoEstimate::Accumulates(unstepped + 1));
+        let complete = iterations
+            .values()
+            .filter_map(|of| Some((Self::of(of)?, of)));
+        let last = complete.max_by_key(|(step, _)| step.steps.len());
+        let (step, phases) = last.ok_or(NoEstimate::NoCompleteStep)?;
+        let batches = before_a_step.max(if unstepped > 1 { unstepped } else { 0 });
+        match backwards(phases) + batches {
+            1 => Ok(step),
+            several => Err(NoEstimate::Accumulates(several)),
         }
     }
-    let complete = iterations.into_values().filter_map(|phases| {
-        let forward = first(&phases, Forward)?;
-        let (backward, optimizer) = (first(&phases, Backward)?, first(&phases, Optimizer)?);
-        phases.iter().find(|phase| is_step(phase))?;
-        let end = phases.iter().map(|phase| phase.until).max()?;
-        let begin = phases[0].from.min(forward.start);
-        Some((phases, begin..end, backward, optimizer.start))
-    });
-    let stepped = |of: &Complete| of.0.iter().filter(|phase| is_step(phase)).count();
-    let complete = complete
-        .max_by_key(stepped)
-        .ok_or(NoEstimate::NoCompleteStep)?;
-    match complete.0.iter().filter(backward).count() {
-        1 => Ok(complete),
-        several => Err(NoEstimate::Accumulates(several)),
+
+    /// Bytes of the gradients that the optimizer steps with, by parameter.
+    fn gradients(&self, snapshot: &Snapshot) -> Result<HashMap<usize, u64>, NoEstimate> {
+        let steps = self.steps.iter().cloned();
+        let steps: HashMap<usize, Range<usize>> = steps.rev().collect();
+        let mut gradients: HashMap<usize, u64> = steps.keys().map(|of| (*of, 0)).collect();
+        for held in &snapshot.holders {
+            let step = held
+                .parameter
+                .and_then(|of| Some((of, steps.get(&of)?.start)));
+            let Some((parameter, start)) = step.filter(|_| held.category == Category::Gradients)
+            else {
+                continue;
+            };
+            if self.backward.start <= held.from && held.from < start && start < held.until {
+                if held.from >= self.backward.end {
+                    return Err(NoEstimate::ChangedGradients);
+                }
+                *gradients.entry(parameter).or_default() += held.bytes;
+            }
+        }
+        Ok(gradients)
     }
 }

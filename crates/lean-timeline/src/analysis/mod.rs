@@ -3,7 +3,6 @@
 
 mod choice;
 mod peak;
-mod replay;
 mod totals;
 
 pub use choice::{Choice, NoEstimate, Stepping};

@@ -1,7 +1,6 @@
 //! The peak, and what is in it.
 
 use std::cmp::Reverse;
-use std::ops::Range;
 
 use super::totals::Totals;
 use crate::snapshot::{Category, Holder, Snapshot};
@@ -23,7 +22,8 @@ pub struct Peak {
 impl Peak {
     /// Finds it; `None` in a snapshot without ticks.
     pub fn of(snapshot: &Snapshot, totals: &Totals) -> Option<Self> {
-        let (bytes, tick) = largest(totals, 0..snapshot.times.len())?;
+        let peaks = totals.peaks().iter().enumerate();
+        let (tick, &bytes) = peaks.max_by_key(|(tick, bytes)| (**bytes, Reverse(*tick)))?;
         let holders = snapshot.holders.iter();
         let held = holders.filter(|held| held.from <= tick && tick < held.until);
         let mut holders: Vec<Holder> = held.copied().collect();
@@ -46,11 +46,4 @@ impl Peak {
             _ => held,
         }
     }
-}
-
-/// The most bytes in use in these ticks, and the first tick with so many.
-pub(super) fn largest(totals: &Totals, ticks: Range<usize>) -> Option<(u64, usize)> {
-    let bytes = |tick| (totals.peaks()[tick], Reverse(tick));
-    let (bytes, Reverse(tick)) = ticks.map(bytes).max()?;
-    Some((bytes, tick))
 }

@@ -3,12 +3,14 @@
 use lean_timeline::Snapshot;
 use lean_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind, Sample};
 
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// `(from, until)` are ticks.
 pub(crate) fn holder(
     bytes: u64,
     category: Category,
     parameter: Option<usize>,
-    from: usize,
-    until: usize,
+    (from, until): (usize, usize),
 ) -> Holder {
     Holder {
         bytes,
@@ -61,12 +63,12 @@ pub(crate) fn step() -> Snapshot {
         operations: vec!["add".into(), "matmul".into()],
         times: (0..12).map(|tick| 10 * tick).collect(),
         holders: vec![
-            holder(80, Parameters, None, 0, 12),
-            holder(100, Activations, None, 1, 4),
-            holder(40, Gradients, Some(1), 3, 8),
-            holder(40, Gradients, Some(0), 5, 11),
-            holder(25, Temporaries, Some(1), 7, 8),
-            holder(25, Temporaries, Some(0), 10, 11),
+            holder(80, Parameters, None, (0, 12)),
+            holder(100, Activations, None, (1, 4)),
+            holder(40, Gradients, Some(1), (3, 8)),
+            holder(40, Gradients, Some(0), (5, 11)),
+            holder(25, Temporaries, Some(1), (7, 8)),
+            holder(25, Temporaries, Some(0), (10, 11)),
         ],
         phases: vec![
             phase(PhaseKind::Forward, 1, 2),
