@@ -1,5 +1,5 @@
 // The peak of a snapshot as pytorch.org/memory_viz counts it, in bytes.
-//   node .ci/memory-viz/peak.mjs process_alloc_data.mjs SNAPSHOT
+//   node peak.mjs process_alloc_data.mjs SNAPSHOT
 import {readFileSync} from 'node:fs';
 import {resolve} from 'node:path';
 

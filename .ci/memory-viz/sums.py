@@ -1,6 +1,6 @@
 """PyTorch's own tools read a snapshot: its segments add up, and its events are told.
 
-    python3 .ci/memory-viz/sums.py _memory_viz.py SNAPSHOT
+    python3 sums.py _memory_viz.py SNAPSHOT
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """Whether a trace for Perfetto keeps to the Trace Event Format: slices nest, counters are numbers.
 
-    python3 .ci/memory-viz/trace.py TRACE
+    python3 trace.py TRACE
 """
 
 import json
