@@ -41,7 +41,7 @@ pub enum NoEstimate {
     #[error("this is a recording of gradient release already")]
     IsReleased,
     /// No training step has a forward pass, a backward pass and an optimizer phase that steps a
-    /// parameter. PyTorch's snapshots have no phases.
+    /// parameter; and in a snapshot without phases, nothing is a gradient.
     #[error("no training step was recorded from its forward pass to the end of its optimizer")]
     NoCompleteStep,
     /// A training step has more than one backward pass, or comes after one that was skipped.
@@ -70,6 +70,9 @@ impl Choice {
     ///
     /// The recording is of gradient release already, or has no complete training step.
     pub fn all(snapshot: &Snapshot, totals: &Totals) -> Result<Vec<Self>, NoEstimate> {
+        if snapshot.phases.is_empty() {
+            return Self::by_category(snapshot, totals).ok_or(NoEstimate::NoCompleteStep);
+        }
         let step = Complete::last(snapshot)?;
         let gradients = step.gradients(snapshot)?;
         let states = totals.layer(Category::OptimizerState);
@@ -111,6 +114,33 @@ impl Choice {
             })
         };
         Ok(ways.into_iter().flat_map(way).collect())
+    }
+
+    /// From a snapshot of PyTorch's profiler, which has categories and no phases: what the optimizer
+    /// takes counts as if all of it were needed with each gradient.
+    fn by_category(snapshot: &Snapshot, totals: &Totals) -> Option<Vec<Self>> {
+        let holders = snapshot.holders.iter();
+        let gradients = holders.filter(|held| held.category == Category::Gradients);
+        let largest = gradients.map(|held| held.bytes).max()?;
+        let gradients = totals.layer(Category::Gradients).iter();
+        let others = totals
+            .peaks()
+            .iter()
+            .zip(gradients)
+            .map(|(all, of)| all - of);
+        let (plain, states) = (totals.peaks(), totals.layer(Category::OptimizerState));
+        let way = |(release, peak)| Self {
+            release,
+            stepping: Stepping::Recorded,
+            peak,
+            states: states.iter().copied().max().unwrap_or(0),
+        };
+        let released = others.max()? + largest;
+        Some(
+            [(false, *plain.iter().max()?), (true, released)]
+                .map(way)
+                .into(),
+        )
     }
 
     /// The first way whose peak is within so many bytes.

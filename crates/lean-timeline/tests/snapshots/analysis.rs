@@ -133,6 +133,18 @@ fn states_of_other_sizes_are_estimated() {
     assert_eq!(Choice::within(&ways, small), None);
 }
 
+/// Of PyTorch's profiler: what is held without gradients, and the largest gradient.
+#[test]
+fn a_snapshot_without_phases_is_estimated_by_its_categories() {
+    let mut snapshot = step();
+    snapshot.phases.clear();
+    assert_eq!(released(&snapshot), Ok(180 + 40));
+    snapshot
+        .holders
+        .retain(|held| held.category != Category::Gradients);
+    assert_eq!(released(&snapshot), Err(NoEstimate::NoCompleteStep));
+}
+
 #[test]
 fn there_is_no_estimate_of_what_it_cannot_know() {
     let in_iteration = |iteration, phases: &[Phase]| {
