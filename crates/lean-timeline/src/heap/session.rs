@@ -12,9 +12,9 @@ pub(super) struct Session {
     backend: &'static str,
     /// Forward passes begun.
     passes: usize,
-    /// Present until the steps are over. It begins with the recording, and not with its first step:
-    /// the purpose of memory that an earlier step has taken is known from there.
-    ledger: Option<Ledger>,
+    /// It begins with the recording, and not with its first step: the purpose of memory that an
+    /// earlier step has taken is known from there.
+    pub(super) ledger: Ledger,
     /// The parameter that was read last, in a forward pass.
     read: Option<BlockId>,
     /// Present once the steps are over.
@@ -32,7 +32,7 @@ impl Session {
             plan,
             backend: "",
             passes: 0,
-            ledger: Some(ledger),
+            ledger,
             read: None,
             outcome: None,
         }
@@ -40,43 +40,27 @@ impl Session {
 
     /// Whether events are recorded.
     pub(super) fn is_open(&self) -> bool {
-        self.ledger.is_some()
-    }
-
-    pub(super) fn ledger(&mut self) -> Option<&mut Ledger> {
-        self.ledger.as_mut()
-    }
-
-    pub(super) fn sample(&mut self, in_use: u64, peak: u64) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.sample(in_use, peak);
-        }
+        self.outcome.is_none()
     }
 
     /// `work` is that of the thread; `None` on a thread that no pass has begun on.
     pub(super) fn allocated(&mut self, id: usize, bytes: u64, work: Option<&'static str>) {
-        let Some(ledger) = &mut self.ledger else {
-            return;
-        };
+        let storage = Storage { id, bytes };
         let read = self.read.map(|block| Operand {
             block,
             is_consumed: false,
         });
-        let storage = Storage { id, bytes };
         match work {
-            Some(work) => ledger.register_output(work, storage, read.as_slice()),
-            None => ledger.register_elsewhere(OUTSIDE, storage),
+            Some(work) => self.ledger.register_output(work, storage, read.as_slice()),
+            None => self.ledger.register_elsewhere(OUTSIDE, storage),
         };
     }
 
     /// `work` as in [`allocated`](Self::allocated).
     pub(super) fn released(&mut self, address: usize, work: Option<&'static str>) {
-        let Some(ledger) = &mut self.ledger else {
-            return;
-        };
-        match (ledger.at(address), work) {
-            (Some(block), Some(_)) => ledger.release_unwatched(block),
-            (Some(block), None) => ledger.release(block),
+        match (self.ledger.at(address), work) {
+            (Some(block), Some(_)) => self.ledger.release_unwatched(block),
+            (Some(block), None) => self.ledger.release(block),
             (None, _) => {}
         }
     }
@@ -87,44 +71,36 @@ impl Session {
         }
         self.backend = backend;
         self.read = None;
-        if let Some(ledger) = &mut self.ledger {
-            ledger.end_activations();
-            if self.passes <= self.plan.steps.start {
-                ledger.forget_the_past();
-            }
-            ledger.begin_pass(PhaseKind::Forward);
+        self.ledger.end_activations();
+        if self.passes <= self.plan.steps.start {
+            self.ledger.forget_the_past();
         }
+        self.ledger.begin_pass(PhaseKind::Forward);
         self.passes += 1;
     }
 
     /// Notes which parameter was read last.
     pub(super) fn set_read(&mut self, address: Option<usize>) {
-        if let Some(ledger) = &mut self.ledger {
-            self.read = address.and_then(|address| ledger.at(address));
-        }
+        self.read = address.and_then(|address| self.ledger.at(address));
     }
 
     /// Ends the recording, if it has not ended with its last step.
     pub(super) fn finish(mut self) -> Result<Snapshot, RecordError> {
-        self.end();
-        let too_short = || Err(self.plan.too_short(self.passes));
-        self.outcome.unwrap_or_else(too_short)
+        if self.is_open() {
+            self.end();
+        }
+        self.outcome.expect("it has ended")
     }
 
     fn end(&mut self) {
-        let Some(ledger) = self.ledger.take() else {
-            return;
-        };
-        if self.passes <= self.plan.steps.start {
-            return;
-        }
-        self.outcome = Some(match ledger.has_parameters() {
-            false => Err(RecordError::NoParameters),
-            true => {
-                let title = self.plan.title.clone();
-                self.plan
-                    .save(ledger.into_snapshot(title, self.backend.into()))
-            }
+        let ledger = std::mem::replace(&mut self.ledger, Ledger::start());
+        let plan = &self.plan;
+        self.outcome = Some(if self.passes <= plan.steps.start {
+            Err(plan.too_short(self.passes))
+        } else if !ledger.has_parameters() {
+            Err(RecordError::NoParameters)
+        } else {
+            plan.save(ledger.into_snapshot(plan.title.clone(), self.backend.into()))
         });
     }
 }
