@@ -55,17 +55,16 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let done = match cli.task {
-        Task::Summary { file } => Snapshot::load(file)
-            .map_err(Into::into)
-            .map(|snapshot| summary::summary(&snapshot)),
-        Task::Savings { file, fit } => Snapshot::load(file)
-            .map_err(Into::into)
-            .and_then(|snapshot| savings::savings(&snapshot, fit)),
-    };
-    match done.and_then(|text| say(&text)) {
+    match run(cli.task).and_then(|text| say(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&one_line(&format!("error: {error:#}")), 1),
+    }
+}
+
+fn run(task: Task) -> Result<String> {
+    match task {
+        Task::Summary { file } => Ok(summary::summary(&Snapshot::load(file)?)),
+        Task::Savings { file, fit } => savings::savings(&Snapshot::load(file)?, fit),
     }
 }
 

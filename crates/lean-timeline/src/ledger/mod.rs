@@ -253,11 +253,6 @@ impl Ledger {
         self.blocks.assign(block, category, parameter, now);
     }
 
-    /// Registers a parameter of the model.
-    pub fn register_parameter(&mut self, parameter: Parameter, block: BlockId) {
-        self.set_parameter(self.parameters.len(), parameter, block);
-    }
-
     /// Registers a parameter of the model, or the block that it has moved to since; `index` is its
     /// place among those of the model.
     pub fn set_parameter(&mut self, index: usize, parameter: Parameter, block: BlockId) {

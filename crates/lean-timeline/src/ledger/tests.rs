@@ -35,7 +35,7 @@ fn with_parameter() -> (Ledger, BlockId) {
         bytes: 100,
         is_embedding: false,
     };
-    ledger.register_parameter(parameter, block);
+    ledger.set_parameter(0, parameter, block);
     (ledger, block)
 }
 

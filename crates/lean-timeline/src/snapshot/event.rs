@@ -1,4 +1,4 @@
-//! The parts of PyTorch's snapshot that are written and read, as of `torch.cuda.memory._snapshot()`.
+//! The parts of `torch.cuda.memory._snapshot()` that are written or read.
 
 use std::borrow::Cow;
 
@@ -44,32 +44,21 @@ pub(super) struct Frame<'a> {
 }
 
 /// Memory that the allocator has reserved, at the end of the recording.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 pub(super) struct Segment<'a> {
     pub(super) device: usize,
     pub(super) address: u64,
-    pub(super) total_size: u64,
-    pub(super) allocated_size: u64,
-    pub(super) active_size: u64,
-    pub(super) requested_size: u64,
-    #[serde(skip_deserializing)]
-    pub(super) stream: u64,
-    #[serde(skip_deserializing)]
-    pub(super) segment_type: &'static str,
     /// They lie side by side, from `address` on.
     pub(super) blocks: Vec<Block<'a>>,
 }
 
 /// A part of a segment, in use or not.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Block<'a> {
-    #[serde(skip_deserializing)]
-    pub(super) address: u64,
     pub(super) size: u64,
     pub(super) requested_size: u64,
-    pub(super) state: Cow<'a, str>,
+    pub(super) state: String,
     pub(super) frames: Vec<Frame<'a>>,
 }
 

@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::io::{Result, Write};
 
-use super::event::{Block, Event, Frame, IN_USE, Segment};
+use serde_json::{Value, json};
+
+use super::event::{Event, Frame, IN_USE};
 use super::phases::PhaseNames;
 use super::{Category, Snapshot};
 use crate::analysis::{Peak, Totals};
@@ -149,30 +151,22 @@ impl Slots {
         slot
     }
 
-    fn segment<'a>(&self, snapshot: &'a Snapshot) -> Segment<'a> {
-        let blocks = self.all.iter().map(|slot| Block {
-            address: slot.address,
-            size: slot.bytes,
-            requested_size: slot.bytes,
-            state: if slot.holder.is_some() {
-                IN_USE
-            } else {
+    fn segment(&self, snapshot: &Snapshot) -> Value {
+        let blocks = self.all.iter().map(|slot| {
+            let frames = Vec::from_iter(slot.holder.map(|index| frame(snapshot, index)));
+            let state = if frames.is_empty() {
                 "inactive"
-            }
-            .into(),
-            frames: Vec::from_iter(slot.holder.map(|index| frame(snapshot, index))),
+            } else {
+                IN_USE
+            };
+            json!({"address": slot.address, "size": slot.bytes, "requested_size": slot.bytes,
+                "state": state, "frames": frames})
         });
         let in_use = self.all.iter().filter(|slot| slot.holder.is_some());
-        let in_use = in_use.map(|slot| slot.bytes).sum();
-        Segment {
-            address: Self::BASE,
-            total_size: self.end() - Self::BASE,
-            allocated_size: in_use,
-            active_size: in_use,
-            requested_size: in_use,
-            segment_type: "large",
-            blocks: blocks.collect(),
-            ..Segment::default()
-        }
+        let in_use: u64 = in_use.map(|slot| slot.bytes).sum();
+        let (blocks, bytes) = (Vec::from_iter(blocks), self.end() - Self::BASE);
+        json!({"device": 0, "address": Self::BASE, "total_size": bytes, "stream": 0,
+            "allocated_size": in_use, "active_size": in_use, "requested_size": in_use,
+            "segment_type": "large", "blocks": blocks})
     }
 }

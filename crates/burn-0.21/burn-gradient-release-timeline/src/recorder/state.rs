@@ -212,9 +212,9 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
 /// Registers the parameters of the model, each with the entry of its tensor.
 pub(super) fn register_parameters(parameters: Vec<(Parameter, Option<Entry>)>) {
     with_active(|active| {
-        for (parameter, entry) in parameters {
+        for (index, (parameter, entry)) in parameters.into_iter().enumerate() {
             if let Some(block) = entry.and_then(|entry| active.block(entry)) {
-                active.ledger.register_parameter(parameter, block);
+                active.ledger.set_parameter(index, parameter, block);
             }
         }
     });
