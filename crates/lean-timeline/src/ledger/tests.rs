@@ -19,7 +19,7 @@ fn consumed(block: BlockId) -> Operand {
 
 fn closed(ledger: Ledger) -> (Snapshot, Vec<(u64, Category)>) {
     let snapshot = ledger.into_snapshot("a test".into(), "none".into());
-    snapshot.write(&mut Vec::new()).expect("a sound snapshot");
+    assert_eq!(snapshot.check(), Ok(()));
     let holders = snapshot.holders.iter();
     let categories = holders.map(|held| (held.bytes, held.category)).collect();
     (snapshot, categories)

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -12,8 +12,6 @@ use super::{Holder, Parameter, Phase, PhaseKind, Sample, Snapshot, perfetto, pyt
 
 /// A file with this ending is a trace for Perfetto.
 const PERFETTO: &str = ".perfetto.json";
-/// Takes the place of the file's name in errors about a stream.
-const STREAM: &str = "<stream>";
 
 /// Why a snapshot could not be saved or loaded. The text of each is one line.
 #[derive(Debug, Error)]
@@ -52,7 +50,8 @@ impl Snapshot {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let path = path.as_ref();
         let name = path.to_string_lossy();
-        self.check(path)?;
+        let checked = self.check();
+        checked.map_err(|part| SnapshotError::Inconsistent(path.into(), part))?;
         let replace = || {
             let beside = beside(path)?;
             let mut file = BufWriter::new(beside.as_file());
@@ -67,16 +66,6 @@ impl Snapshot {
         replace().map_err(|reason| SnapshotError::Write(path.into(), reason))
     }
 
-    /// Writes to a stream what [`save`](Self::save) saves for memory_viz.
-    ///
-    /// # Errors
-    ///
-    /// As for [`save`](Self::save), with `<stream>` for the file.
-    pub fn write(&self, to: impl Write) -> Result<(), SnapshotError> {
-        self.check(STREAM.as_ref())?;
-        pytorch::write(self, to).map_err(|reason| SnapshotError::Write(STREAM.into(), reason))
-    }
-
     /// Loads a snapshot that [`save`](Self::save) or PyTorch wrote.
     ///
     /// # Errors
@@ -89,31 +78,24 @@ impl Snapshot {
             false => File::open(path),
         };
         let file = open().map_err(|reason| SnapshotError::Read(path.into(), reason))?;
-        Self::from_json(BufReader::with_capacity(1 << 16, file), path)
-    }
-
-    /// Reads from a stream what [`write`](Self::write) or PyTorch wrote.
-    ///
-    /// # Errors
-    ///
-    /// As for [`load`](Self::load), with `<stream>` for the file.
-    pub fn read(from: impl Read) -> Result<Self, SnapshotError> {
-        Self::from_json(from, STREAM.as_ref())
-    }
-
-    fn from_json(from: impl Read, path: &Path) -> Result<Self, SnapshotError> {
-        let snapshot = read::read(from).map_err(|error| match error.classify() {
+        let read = read::read(BufReader::with_capacity(1 << 16, file));
+        let snapshot = read.map_err(|error| match error.classify() {
             serde_json::error::Category::Io => SnapshotError::Read(path.into(), error.into()),
             serde_json::error::Category::Eof => SnapshotError::Truncated(path.into()),
             _ => SnapshotError::Foreign(path.into(), error.to_string()),
         })?;
-        snapshot.check(path)?;
+        let checked = snapshot.check();
+        checked.map_err(|part| SnapshotError::Inconsistent(path.into(), part))?;
         Ok(snapshot)
     }
 
     /// Checks that every index and tick exists, that ticks and times never fall, and that sums of
-    /// bytes are exact.
-    fn check(&self, path: &Path) -> Result<(), SnapshotError> {
+    /// bytes are exact. Saving and loading do so.
+    ///
+    /// # Errors
+    ///
+    /// The part that cannot be right.
+    pub fn check(&self) -> Result<(), &'static str> {
         let (ticks, large) = (self.times.len(), 1 << 53);
         let is_span = |from, until| from <= until && from < ticks && until <= ticks;
         let is_parameter = |of: Option<usize>| of.is_none_or(|of| of < self.parameters.len());
@@ -147,7 +129,7 @@ impl Snapshot {
             ("samples", self.samples.iter().all(is_sample)),
         ];
         match parts.iter().find(|(_, is_sound)| !is_sound) {
-            Some((part, _)) => Err(SnapshotError::Inconsistent(path.into(), part)),
+            Some((part, _)) => Err(part),
             None => Ok(()),
         }
     }

@@ -42,7 +42,10 @@ fn events(snapshot: &Snapshot, mut write: impl FnMut(Event<'_>) -> Result<()>) -
     let (totals, phases) = (Totals::of(snapshot), PhaseNames::of(snapshot));
     let peak = Peak::of(snapshot, &totals).map_or((0, 0), |peak| (peak.bytes, peak.tick));
     let holders = &snapshot.holders;
-    let is_held = |index: &usize| holders[*index].from < holders[*index].until;
+    let is_held = |index: &usize| {
+        let held = &holders[*index];
+        held.from < held.until && held.bytes > 0
+    };
     let begins: Vec<usize> = (0..holders.len()).filter(is_held).collect();
     let mut ends = begins.clone();
     ends.sort_by_key(|index| holders[*index].until);
