@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use super::text::{clean, mib, percent, table};
 use crate::analysis::{Peak, Totals};
-use crate::snapshot::{Category, Holder, PhaseNames, Snapshot};
+use crate::snapshot::phases::PhaseNames;
+use crate::snapshot::{Category, Holder, Snapshot};
 
 /// The largest difference between holders and bytes in use, as a share, of a recording that adds
 /// up.

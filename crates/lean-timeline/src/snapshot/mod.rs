@@ -6,14 +6,13 @@
 mod event;
 mod file;
 mod perfetto;
-mod phases;
+pub(crate) mod phases;
 mod pytorch;
 mod read;
 
 use serde::{Deserialize, Serialize};
 
 pub use file::SnapshotError;
-pub(crate) use phases::PhaseNames;
 
 /// The memory of a few steps of a training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
