@@ -43,7 +43,11 @@ pub(super) fn read(from: impl Read) -> serde_json::Result<Snapshot> {
         let segments = contents.segments.iter();
         trace.into_foreign(device, segments.filter(|of| of.device == device))
     });
-    let fullest = devices.max_by_key(|of| Totals::of(of).known().iter().max().copied());
+    let peak = |of: &Snapshot| {
+        of.check().ok()?;
+        Totals::of(of).known().iter().max().copied()
+    };
+    let fullest = devices.max_by_key(peak);
     Ok(fullest.unwrap_or_default())
 }
 

@@ -259,6 +259,9 @@ fn what_contradicts_itself_is_neither_loaded_nor_saved() {
         *json.pointer_mut(pointer).unwrap() = value;
         fails(read(json.to_string()), text);
     }
+    let mut json = json_of(&sampled());
+    json["burn"].take();
+    fails(read(json.to_string()), "its holders");
 }
 
 #[test]
