@@ -1,7 +1,9 @@
 //! Records where the memory of a training goes, on the CPU, with and without gradient release.
 //!
-//! The recording is for `burn-memory`, the viewer of `lean-timeline`. It says for each piece of memory
-//! what it is for, which parameter it belongs to, and which operation has taken it.
+//! The recording says for each piece of memory what it is for, which parameter it belongs to, and
+//! which operation has taken it. Its file is for `burn-memory` of `lean-timeline`, and for
+//! <https://pytorch.org/memory_viz>, or with the ending `.perfetto.json` for
+//! <https://ui.perfetto.dev>.
 //!
 //! ```
 //! use burn::nn::LinearConfig;

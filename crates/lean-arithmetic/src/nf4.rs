@@ -146,7 +146,7 @@ pub fn unpack(
         let end = range.end.min((block + 1) * BLOCK);
         let (numbers, rest) = into.split_at_mut(end - at);
         into = rest;
-        if at % WORD == 0 && numbers.len() % WORD == 0 {
+        if at.is_multiple_of(WORD) && numbers.len().is_multiple_of(WORD) {
             unpack_words(&words[at / WORD..end / WORD], &values, numbers);
         } else {
             for (at, number) in (at..end).zip(numbers) {

@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    lean_timeline::viewer::main()
+    lean_timeline::cli::main()
 }

@@ -4,23 +4,23 @@
 
 use std::cell::OnceCell;
 use std::hint::black_box;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use lean_timeline::Snapshot;
 use lean_timeline::analysis::{Peak, Totals};
-use lean_timeline::heap::{
-    Heap, RecordError, Recorder, backward, forward, operation, parameters, read, recompute, step,
-};
-use lean_timeline::snapshot::{Category, Parameter, PhaseKind, Sample};
+use lean_timeline::heap::{Heap, RecordError, Recorder, Recording};
+use lean_timeline::heap::{backward, forward, operation, parameters, read, recompute, step};
+use lean_timeline::snapshot::{Category, Parameter, PhaseKind};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static HEAP: Heap<PeakAlloc> = Heap::from_allocator(PeakAlloc);
 
-/// Elements of the two weights.
-const SIZES: [usize; 2] = [1000, 3000];
+/// Names of the two weights, and their elements.
 const NAMES: [&str; 2] = ["one", "two"];
+const SIZES: [usize; 2] = [1000, 3000];
 
 type Slice = Vec<f32>;
 
@@ -100,8 +100,8 @@ impl Model {
     /// One training step; `release` steps inside the backward pass.
     fn train(&mut self, release: bool) {
         let mut activations = self.forward();
-        let pass = || {
-            let mut grads = Vec::with_capacity(2);
+        let mut grads = Vec::with_capacity(2);
+        backward(|| {
             for index in [1, 0] {
                 recompute(|| drop(slice(700)));
                 activations.pop();
@@ -111,28 +111,26 @@ impl Model {
                     false => grads.push((index, grad)),
                 }
             }
-            grads
-        };
-        let grads = backward(pass);
+        });
         for (index, grad) in grads {
             self.step(index, grad);
         }
     }
 }
 
+/// Bytes of a category, and the parameters.
 fn bytes(snapshot: &Snapshot, category: Category) -> Vec<(u64, Option<&str>)> {
-    let holders = snapshot.holders.iter();
-    let of_category = holders.filter(|held| held.category == category);
-    let path = |of: usize| snapshot.parameters[of].path.as_str();
-    of_category
-        .map(|held| (held.bytes, held.parameter.map(path)))
+    let held = snapshot.holders.iter();
+    let held = held.filter(|held| held.category == category);
+    let path = |of: usize| &*snapshot.parameters[of].path;
+    held.map(|held| (held.bytes, held.parameter.map(path)))
         .collect()
 }
 
 fn operations(snapshot: &Snapshot, bytes: u64) -> Vec<&str> {
-    let holders = snapshot.holders.iter().filter(|held| held.bytes == bytes);
-    let names = holders.map(|held| snapshot.operations[held.operation].as_str());
-    names.collect()
+    let held = snapshot.holders.iter().filter(|held| held.bytes == bytes);
+    held.map(|held| &*snapshot.operations[held.operation])
+        .collect()
 }
 
 fn kinds(snapshot: &Snapshot) -> Vec<PhaseKind> {
@@ -141,15 +139,15 @@ fn kinds(snapshot: &Snapshot) -> Vec<PhaseKind> {
 
 /// The peak beyond what was in use at the beginning of the step.
 fn peak(snapshot: &Snapshot) -> u64 {
-    let totals = Totals::of(snapshot);
-    let peak = Peak::of(snapshot, &totals).expect("there are ticks");
-    let begin = |sample: &&Sample| sample.tick == snapshot.phases[0].from;
-    let begin = snapshot.samples.iter().find(begin);
+    let peak = Peak::of(snapshot, &Totals::of(snapshot)).expect("there are ticks");
+    let mut samples = snapshot.samples.iter();
+    let begin = samples.find(|sample| sample.tick == snapshot.phases[0].from);
     peak.bytes - begin.expect("a phase begins with a sample").in_use
 }
 
-fn recorder() -> Recorder {
-    Recorder::new("slices").with_steps(1..2)
+fn start(steps: Range<usize>) -> Recording {
+    let recorder = Recorder::new("slices").with_steps(steps);
+    recorder.start().expect("no other recording is under way")
 }
 
 #[test]
@@ -168,38 +166,31 @@ fn the_heap_is_recorded() {
 
 fn purposes(release: bool) {
     use PhaseKind::{Backward, Forward, Optimizer, Step};
-    let recording = recorder().start().unwrap();
+    let recording = start(1..2);
     let mut model = Model::new();
     for _ in 0..2 {
         model.train(release);
     }
     let snapshot = recording.finish().unwrap();
-    snapshot.write(&mut Vec::new()).expect("it is consistent");
+    assert_eq!(snapshot.check(), Ok(()));
 
-    assert_eq!(
-        kinds(&snapshot),
-        match release {
-            false => vec![Forward, Backward, Optimizer, Step(1), Step(0)],
-            true => vec![Forward, Backward, Step(1), Step(0)],
-        }
-    );
+    let steps = match release {
+        false => vec![Forward, Backward, Optimizer, Step(1), Step(0)],
+        true => vec![Forward, Backward, Step(1), Step(0)],
+    };
+    assert_eq!(kinds(&snapshot), steps);
     assert!(snapshot.phases.iter().all(|phase| phase.iteration == 0));
     let (one, two) = (Some("one"), Some("two"));
+    let bytes = |category| bytes(&snapshot, category);
     // Old weights and moments, and new ones.
     let both = [(12_000, two), (4000, one)].repeat(2);
-    assert_eq!(bytes(&snapshot, Category::Parameters), both);
-    assert_eq!(bytes(&snapshot, Category::OptimizerState), both);
-    let others = bytes(&snapshot, Category::Other);
-    assert!(others.contains(&(3200, None)), "{others:?}");
-    let activations = [(8000, one), (24_000, two)];
-    assert_eq!(bytes(&snapshot, Category::Activations), activations);
-    let gradients = [(12_000, two), (4000, one)];
-    assert_eq!(bytes(&snapshot, Category::Gradients), gradients);
-    let temporaries = bytes(&snapshot, Category::Temporaries);
-    assert_eq!(
-        temporaries,
-        [(2000, one), (2000, two), (2800, None), (2800, None)]
-    );
+    assert_eq!(bytes(Category::Parameters), both);
+    assert_eq!(bytes(Category::OptimizerState), both);
+    assert!(bytes(Category::Other).contains(&(3200, None)));
+    assert_eq!(bytes(Category::Activations), [(8000, one), (24_000, two)]);
+    assert_eq!(bytes(Category::Gradients), [(12_000, two), (4000, one)]);
+    let temporaries = [(2000, one), (2000, two), (2800, None), (2800, None)];
+    assert_eq!(bytes(Category::Temporaries), temporaries);
     assert_eq!(operations(&snapshot, 2000), ["double"; 2]);
     assert_eq!(operations(&snapshot, 2800), ["recompute"; 2]);
     assert_eq!(operations(&snapshot, 8000), ["double"]);
@@ -215,17 +206,14 @@ fn peaks() {
         model.train(release);
         let counted = (PeakAlloc.peak_usage() - before) as u64;
 
-        let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+        let recording = start(0..1);
         model.train(release);
         let snapshot = recording.finish().unwrap();
         let recorded = peak(&snapshot);
-        println!("{recorded} bytes of {counted} recorded");
         // The word before each of the allocations in use at the peak.
         let words = 10 * size_of::<usize>() as u64;
-        assert!(
-            (counted - words..=counted).contains(&recorded),
-            "{recorded} {counted}"
-        );
+        let range = counted - words..=counted;
+        assert!(range.contains(&recorded), "{recorded} {counted}");
     }
 }
 
@@ -235,7 +223,7 @@ fn nothing_is_left_between_recordings() {
     let mut holders = Vec::new();
     model.train(false);
     for round in 0..4 {
-        let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+        let recording = start(0..1);
         model.train(false);
         if round == 1 {
             // Dropped on the way.
@@ -244,25 +232,26 @@ fn nothing_is_left_between_recordings() {
         }
         let snapshot = recording.finish().unwrap();
         peaks.push(peak(&snapshot));
-        holders.push(snapshot.holders.len());
+        let of_training = snapshot
+            .holders
+            .iter()
+            .filter(|held| held.category != Category::Other);
+        holders.push(of_training.count());
         // Weights and moments that are older than the recording are known.
         let states = bytes(&snapshot, Category::OptimizerState);
         assert_eq!(states.len(), 4);
     }
-    assert!(peaks.iter().all(|peak| *peak == peaks[0]), "{peaks:?}");
-    assert!(
-        holders.iter().all(|count| *count == holders[0]),
-        "{holders:?}"
-    );
+    assert_eq!(peaks, [peaks[0]; 3]);
+    assert_eq!(holders, [holders[0]; 3]);
     let before = PeakAlloc.current_usage();
     for _ in 0..3 {
-        drop(Recorder::new("slices").with_steps(0..1).start().unwrap());
+        drop(start(0..1));
     }
     assert!(PeakAlloc.current_usage() <= before + 1024);
 }
 
 fn a_panic_ends_a_pass() {
-    let recording = Recorder::new("slices").with_steps(0..2).start().unwrap();
+    let recording = start(0..2);
     let model = Model::new();
     let failing = || forward("slices", || model.parameters(), || panic!("on purpose"));
     catch_unwind(AssertUnwindSafe(failing)).expect_err("it panics");
@@ -271,15 +260,14 @@ fn a_panic_ends_a_pass() {
     model.forward();
     drop(other);
     let snapshot = recording.finish().unwrap();
-    let kinds: Vec<PhaseKind> = kinds(&snapshot);
-    assert_eq!(kinds, [PhaseKind::Forward, PhaseKind::Forward]);
+    assert_eq!(kinds(&snapshot), [PhaseKind::Forward; 2]);
     assert!(bytes(&snapshot, Category::Other).contains(&(4 * 1234, None)));
     assert_eq!(operations(&snapshot, 4 * 1234), ["outside of a pass"]);
 }
 
 /// What other threads take belongs to no step. Many take and release memory at the same addresses.
 fn threads() {
-    let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+    let recording = start(0..1);
     let model = Model::new();
     let pass = || {
         let kept = thread::scope(|scope| {
@@ -301,23 +289,18 @@ fn threads() {
     drop(kept);
 
     assert_eq!(bytes(&snapshot, Category::Activations)[0].0, 4 * 333);
-    let of_threads = snapshot.holders.iter().filter(|held| held.bytes == 4 * 999);
-    assert_eq!(of_threads.clone().count(), 4);
-    assert!(
-        of_threads
-            .clone()
-            .all(|held| held.category == Category::Other)
-    );
+    let holders = snapshot.holders.iter();
+    let of_threads = holders.clone().filter(|held| held.bytes == 4 * 999);
+    let categories: Vec<Category> = of_threads.map(|held| held.category).collect();
+    assert_eq!(categories, [Category::Other; 4]);
     // Everything that was released has an end.
-    let end = snapshot.times.len();
-    let held = snapshot.holders.iter().filter(|held| held.until == end);
-    let short = held.filter(|held| (1600..4 * 407).contains(&held.bytes));
-    assert_eq!(short.count(), 0);
+    let mut short = holders.filter(|held| (1600..4 * 407).contains(&held.bytes));
+    assert!(short.all(|held| held.until < snapshot.times.len()));
 }
 
 /// Not what a step reads, though it is older than the step.
 fn what_another_thread_releases() {
-    let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+    let recording = start(0..1);
     let mut model = Model::new();
     model.forward();
     let foreign = slice(2345);
@@ -340,8 +323,7 @@ fn late_steps() {
     const LATE: usize = 200;
     let mut model = Model::new();
     let mut snapshots = [1, LATE].map(|first| {
-        let recording = Recorder::new("slices").with_steps(first..first + 1);
-        let recording = recording.start().unwrap();
+        let recording = start(first..first + 1);
         (0..first / 2 + 1).for_each(|_| model.train(false));
         let before = PeakAlloc.current_usage();
         (first / 2 + 1..first).for_each(|_| model.train(false));
@@ -364,19 +346,17 @@ fn late_steps() {
 }
 
 fn errors() {
-    let empty = Recorder::new("none").with_steps(3..3).start();
+    let recorder = || Recorder::new("none");
+    let empty = recorder().with_steps(3..3).start();
     assert!(matches!(empty, Err(RecordError::NoSteps)));
-    let nowhere = Recorder::new("none")
-        .with_file("no/such/folder/file")
-        .start();
+    let nowhere = recorder().with_file("no/such/folder/file").start();
     assert!(matches!(nowhere, Err(RecordError::Save(_))));
-    let recording = recorder().start().unwrap();
+    let recording = start(1..2);
     assert!(matches!(recorder().start(), Err(RecordError::UnderWay)));
-    let mut model = Model::new();
-    model.train(false);
+    Model::new().train(false);
     let error = recording.finish().unwrap_err();
     assert!(matches!(error, RecordError::TooShort { made: 1, first: 1 }));
-    let recording = Recorder::new("none").with_steps(0..1).start().unwrap();
+    let recording = start(0..1);
     forward("slices", Vec::new, || ());
     assert!(matches!(recording.finish(), Err(RecordError::NoParameters)));
 }

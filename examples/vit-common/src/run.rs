@@ -41,7 +41,8 @@ pub struct Options<E: Args> {
     /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
+    /// Record a memory timeline of the third and the fourth batch, for `burn-memory` and
+    /// pytorch.org/memory_viz, or with the ending `.perfetto.json` for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub memory_timeline: Option<PathBuf>,
 }

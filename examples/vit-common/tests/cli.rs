@@ -137,7 +137,7 @@ fn bad_options_get_one_line_and_leave_nothing() {
         ("--dropout 1", "it must be at least 0 and below 1"),
         ("--data /nowhere/at/all", "/nowhere/at/all"),
         ("--image-size 9", "patches"),
-        ("--memory-timeline /nowhere/a.gz", "cannot write /nowhere"),
+        ("--memory-timeline /nowhere/a.json", "cannot write /nowhere"),
         ("--optimizer muon", "muon"),
         ("--resume", "nothing to resume"),
     ];

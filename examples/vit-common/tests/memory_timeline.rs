@@ -3,14 +3,14 @@
 use crate::PROGRAM;
 use crate::program::{Home, said, train, write_images};
 use lean_timeline::Snapshot;
-use lean_timeline::analysis::{Agreement, Estimate, Peak, Totals};
+use lean_timeline::analysis::{Choice, Peak, Totals};
 use lean_timeline::snapshot::Category;
 use std::thread;
 
 /// Records the third and the fourth of five steps of ViT-S on two small images. On a single one Burn's `Linear`
 /// reshapes its weight, and gradients of such views come last.
 fn recorded(home: &Home, mode: &str) -> Snapshot {
-    let file = home.folder(&format!("{mode}.json.gz"));
+    let file = home.folder(&format!("{mode}.json"));
     let small = "--preset small --image-size 32 --batch-size 2 --epochs 1";
     let options = format!("{small} --mode {mode} {}", PROGRAM.stop);
     let mut run = train(&home.folder(mode), &options);
@@ -26,7 +26,7 @@ fn what_is_not_recorded_does_not_cost_the_results() {
     let home = Home::new();
     let options = "--epochs 1 --batch-size 32 --patch-size 4 --memory-timeline";
     let mut run = train(&home.folder("run"), options);
-    run.arg(home.folder("run.json.gz"));
+    run.arg(home.folder("run.json"));
     let output = run
         .arg("--data")
         .arg(home.folder("images"))
@@ -60,16 +60,16 @@ fn plain_burn_foretells_release() {
     let peak = |snapshot| Peak::of(snapshot, &Totals::of(snapshot)).unwrap().bytes;
 
     let totals = Totals::of(&plain);
-    let at_once = |snapshot| Totals::of(snapshot).most(snapshot, Category::Gradients);
-    assert!(is_near(at_once(&plain).bytes, parameters));
-    assert!(at_once(&release).bytes < parameters / 20);
-    let estimate = Estimate::of(&plain, &totals).unwrap();
-    assert!(estimate.most + parameters / 2 < peak(&plain));
-    assert!(is_near(estimate.most, peak(&release)));
+    let at_once = |snapshot| Totals::of(snapshot).most(Category::Gradients).0;
+    assert!(is_near(at_once(&plain), parameters));
+    assert!(at_once(&release) < parameters / 20);
+    let estimate = Choice::all(&plain, &totals).unwrap()[1];
+    assert!(estimate.release && estimate.peak + parameters / 2 < peak(&plain));
+    assert!(is_near(estimate.peak, peak(&release)));
 
     for snapshot in [&plain, &release] {
-        let agreement = Agreement::of(snapshot, &Totals::of(snapshot)).unwrap();
-        assert!(agreement.share() < 0.02, "{agreement:?}");
+        let off = Totals::of(snapshot).disagreement(snapshot).unwrap();
+        assert!(off < 0.02, "{off}");
         // All parameters but those of a few numbers are found.
         assert!(snapshot.parameters.len() > 100);
     }

@@ -14,7 +14,7 @@ use burn_lean::{
     GradientReduction, PendingGradient, Recipients, ReductionError, WithGradientRelease,
     checkpoint, operations,
 };
-use lean_timeline::analysis::{Estimate, Peak, StatesEstimate, Totals};
+use lean_timeline::analysis::{Choice, Peak, Stepping, Totals};
 use lean_timeline::snapshot::{PhaseKind, Sample};
 use peak_alloc::PeakAlloc;
 
@@ -133,7 +133,7 @@ fn recorded(
     let model = timeline::watched(model(layers, width));
     let ((), model) = trained(optim, model, batch, loss, |third| third());
     let snapshot = recording.finish().unwrap();
-    snapshot.write(&mut Vec::new()).expect("it is consistent");
+    assert_eq!(snapshot.check(), Ok(()));
     (snapshot, model)
 }
 
@@ -266,8 +266,8 @@ fn weights_of_other_replicas_are_parameters() {
     assert!(parameters >= 12, "{parameters}");
     assert_eq!(gradients, 6);
     // One is in flight while backward computes the next.
-    let at_once = Totals::of(&snapshot).most(&snapshot, Category::Gradients);
-    assert!(at_once.bytes < 5 * 524_288 / 2, "{}", at_once.bytes);
+    let (at_once, _) = Totals::of(&snapshot).most(Category::Gradients);
+    assert!(at_once < 5 * 524_288 / 2, "{at_once}");
 }
 
 /// In a scope only the input is kept, and backward computes the rest again.
@@ -379,10 +379,10 @@ fn embeddings_are_told() {
     assert!(told.eq([true]));
 }
 
-/// Whether a peak is foretold, to a twentieth.
-fn is_foretold(peak: u64, [least, most]: [u64; 2]) -> bool {
-    println!("{least} to {most} bytes foretold, {peak} found");
-    least * 19 <= peak * 20 && peak * 20 <= most * 21
+/// Whether a peak is foretold: what is estimated is an upper bound, here a third above it at most.
+fn is_foretold(peak: u64, foretold: u64) -> bool {
+    println!("{foretold} bytes foretold, {peak} found");
+    peak * 20 <= foretold * 21 && foretold * 3 <= peak * 4
 }
 
 /// What a recording of plain Burn foretells, gradient release and small states do: where gradients
@@ -394,26 +394,27 @@ fn estimates_hold() {
     for size in [[6, 256, 16], [6, 128, 512]] {
         let (before, _) = recorded(Optimizer::plain(), size, plain);
         let (totals, begin) = (Totals::of(&before), begin(&before));
-        let Estimate { least, most, .. } = Estimate::of(&before, &totals).unwrap();
+        let all = Choice::all(&before, &totals).unwrap();
         let (release, _) = recorded(Optimizer::release(), size, plain);
-        assert!(is_foretold(peak(&release), [least - begin, most - begin]));
+        assert!(all[1].release);
+        assert!(is_foretold(peak(&release), all[1].peak - begin));
 
         let adamw = || {
             let nothing = Vec::<Embedding>::new();
             let adamw = AdamWConfig::new().in_one_pass();
             adamw.with_8_bit_moments(&nothing).init()
         };
-        let estimate = StatesEstimate::of_8_bit_adamw(&before, &totals).unwrap();
-        let begin = begin - (estimate.before - estimate.after);
+        let [exact, foretold, with_release] = [all[0], all[4], all[5]];
+        assert_eq!(foretold.stepping, Stepping::EightBit);
+        let begin = begin - (exact.states - foretold.states);
         let (small, _) = recorded(Optimizer::Plain(adamw()), size, plain);
         // Weights and biases, with what the optimizer needs to find them.
         let states = held(&small, Category::OptimizerState);
         let states: u64 = states.iter().map(|held| held.1).sum();
-        assert!((estimate.after..estimate.after * 11 / 10).contains(&states));
-        assert!(is_foretold(peak(&small), [estimate.plain - begin; 2]));
+        assert!((foretold.states..foretold.states * 11 / 10).contains(&states));
+        assert!(is_foretold(peak(&small), foretold.peak - begin));
         let release = Optimizer::Release(adamw().with_gradient_release());
         let (both, _) = recorded(release, size, plain);
-        let foretold = [estimate.least - begin, estimate.most - begin];
-        assert!(is_foretold(peak(&both), foretold));
+        assert!(is_foretold(peak(&both), with_release.peak - begin));
     }
 }

@@ -43,9 +43,7 @@ pub fn backward<T>(pass: impl FnOnce() -> T) -> T {
     }
     mark(|session| {
         session.set_read(None);
-        if let Some(ledger) = session.ledger() {
-            ledger.begin_pass(PhaseKind::Backward);
-        }
+        session.ledger.begin_pass(PhaseKind::Backward);
     });
     within("backward", pass, || mark_ledger(Ledger::end_pass))
 }
@@ -132,11 +130,7 @@ fn mark(event: impl FnOnce(&mut Session)) {
 }
 
 fn mark_ledger(event: impl FnOnce(&mut Ledger)) {
-    mark(|session| {
-        if let Some(ledger) = session.ledger() {
-            event(ledger);
-        }
-    });
+    mark(|session| event(&mut session.ledger));
 }
 
 /// Runs with a name of the work of this thread, and `end` after it, also after a panic.

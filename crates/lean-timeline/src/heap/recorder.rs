@@ -17,7 +17,7 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder of the third and the fourth step: the first one makes the optimizer's state.
     ///
-    /// The viewer shows `title`.
+    /// `burn-memory` shows `title`.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             plan: Plan::new(title),
@@ -31,7 +31,7 @@ impl Recorder {
     }
 
     /// Writes the snapshot to this file as soon as the last of the steps is over: when the next one
-    /// begins, or the recording is finished.
+    /// begins, or the recording is finished. The ending `.perfetto.json` makes it a trace for Perfetto.
     pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.plan.file = Some(file.into());
         self

@@ -12,15 +12,11 @@ pub(super) struct Session {
     backend: &'static str,
     /// Forward passes begun.
     passes: usize,
-    /// The tick before the first step to record.
-    begin: Option<usize>,
-    /// Present until the steps are over. It begins with the recording, and not with its first step:
-    /// the purpose of memory that an earlier step has taken is known from there.
-    ledger: Option<Ledger>,
+    /// It begins with the recording, and not with its first step: the purpose of memory that an
+    /// earlier step has taken is known from there.
+    pub(super) ledger: Ledger,
     /// The parameter that was read last, in a forward pass.
     read: Option<BlockId>,
-    /// The operation of the last event.
-    operation: Option<&'static str>,
     /// Present once the steps are over.
     outcome: Option<Result<Snapshot, RecordError>>,
 }
@@ -31,60 +27,40 @@ impl Session {
         for (id, bytes) in live {
             ledger.register_existing(Storage { id, bytes });
         }
-        ledger.sample(in_use, in_use, None);
+        ledger.sample(in_use, in_use);
         Self {
             plan,
             backend: "",
             passes: 0,
-            begin: None,
-            ledger: Some(ledger),
+            ledger,
             read: None,
-            operation: None,
             outcome: None,
         }
     }
 
     /// Whether events are recorded.
     pub(super) fn is_open(&self) -> bool {
-        self.ledger.is_some()
-    }
-
-    pub(super) fn ledger(&mut self) -> Option<&mut Ledger> {
-        self.ledger.as_mut()
-    }
-
-    pub(super) fn sample(&mut self, in_use: u64, peak: u64) {
-        let operation = self.operation.take();
-        if let Some(ledger) = &mut self.ledger {
-            ledger.sample(in_use, peak, operation);
-        }
+        self.outcome.is_none()
     }
 
     /// `work` is that of the thread; `None` on a thread that no pass has begun on.
     pub(super) fn allocated(&mut self, id: usize, bytes: u64, work: Option<&'static str>) {
-        let Some(ledger) = &mut self.ledger else {
-            return;
-        };
+        let storage = Storage { id, bytes };
         let read = self.read.map(|block| Operand {
             block,
             is_consumed: false,
         });
-        let storage = Storage { id, bytes };
         match work {
-            Some(work) => ledger.register_output(work, storage, read.as_slice()),
-            None => ledger.register_elsewhere(OUTSIDE, storage),
+            Some(work) => self.ledger.register_output(work, storage, read.as_slice()),
+            None => self.ledger.register_elsewhere(OUTSIDE, storage),
         };
-        self.operation = work;
     }
 
     /// `work` as in [`allocated`](Self::allocated).
     pub(super) fn released(&mut self, address: usize, work: Option<&'static str>) {
-        let Some(ledger) = &mut self.ledger else {
-            return;
-        };
-        match (ledger.at(address), work) {
-            (Some(block), Some(_)) => ledger.release_unwatched(block),
-            (Some(block), None) => ledger.release(block),
+        match (self.ledger.at(address), work) {
+            (Some(block), Some(_)) => self.ledger.release_unwatched(block),
+            (Some(block), None) => self.ledger.release(block),
             (None, _) => {}
         }
     }
@@ -95,43 +71,36 @@ impl Session {
         }
         self.backend = backend;
         self.read = None;
-        if let Some(ledger) = &mut self.ledger {
-            ledger.end_activations();
-            if self.passes <= self.plan.steps.start {
-                ledger.forget_the_past();
-            }
-            ledger.begin_pass(PhaseKind::Forward);
-            if self.passes == self.plan.steps.start {
-                self.begin = Some(ledger.now() - 1);
-            }
+        self.ledger.end_activations();
+        if self.passes <= self.plan.steps.start {
+            self.ledger.forget_the_past();
         }
+        self.ledger.begin_pass(PhaseKind::Forward);
         self.passes += 1;
     }
 
     /// Notes which parameter was read last.
     pub(super) fn set_read(&mut self, address: Option<usize>) {
-        if let Some(ledger) = &mut self.ledger {
-            self.read = address.and_then(|address| ledger.at(address));
-        }
+        self.read = address.and_then(|address| self.ledger.at(address));
     }
 
     /// Ends the recording, if it has not ended with its last step.
     pub(super) fn finish(mut self) -> Result<Snapshot, RecordError> {
-        self.end();
-        let too_short = || Err(self.plan.too_short(self.passes));
-        self.outcome.unwrap_or_else(too_short)
+        if self.is_open() {
+            self.end();
+        }
+        self.outcome.expect("it has ended")
     }
 
     fn end(&mut self) {
-        let (Some(ledger), Some(begin)) = (self.ledger.take(), self.begin) else {
-            return;
-        };
-        self.outcome = Some(match ledger.has_parameters() {
-            false => Err(RecordError::NoParameters),
-            true => {
-                let snapshot = ledger.into_snapshot(self.plan.title.clone(), self.backend.into());
-                self.plan.save(snapshot.since(begin, self.plan.steps.start))
-            }
+        let ledger = std::mem::replace(&mut self.ledger, Ledger::start());
+        let plan = &self.plan;
+        self.outcome = Some(if self.passes <= plan.steps.start {
+            Err(plan.too_short(self.passes))
+        } else if !ledger.has_parameters() {
+            Err(RecordError::NoParameters)
+        } else {
+            plan.save(ledger.into_snapshot(plan.title.clone(), self.backend.into()))
         });
     }
 }

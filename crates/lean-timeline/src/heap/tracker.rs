@@ -115,7 +115,7 @@ impl Tracked {
     pub(super) fn record(&mut self, event: impl FnOnce(&mut Session)) {
         if let Some(session) = self.session.as_mut().filter(|session| session.is_open()) {
             event(session);
-            session.sample(self.in_use, self.peak);
+            session.ledger.sample(self.in_use, self.peak);
             self.peak = self.in_use;
         }
     }

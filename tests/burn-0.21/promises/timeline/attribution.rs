@@ -48,7 +48,7 @@ fn all(snapshot: &Snapshot) -> u64 {
 
 /// The largest total of a category.
 fn most(snapshot: &Snapshot, category: Category) -> u64 {
-    Totals::of(snapshot).most(snapshot, category).bytes
+    Totals::of(snapshot).most(category).0
 }
 
 fn of(snapshot: &Snapshot, category: Category) -> Vec<&Holder> {

@@ -125,7 +125,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
     let _turn = turn();
     let home = tempfile::tempdir().expect("a folder");
     let folder = home.path().join("the folder");
-    let recorder = || Recorder::new("lost").with_file(folder.join("file.json.gz"));
+    let recorder = || Recorder::new("lost").with_file(folder.join("file.json"));
     let error = recorder().start().expect_err("before any training");
     assert!(matches!(error, RecordError::Save(_)));
     says(&error, &["the folder", "choose a folder that exists"]);
@@ -146,7 +146,7 @@ fn a_recording_that_is_dropped_is_discarded() {
     let _turn = turn();
     let folder = tempfile::tempdir().expect("a folder for a test");
     let dropped_after = |steps: u64| {
-        let file = folder.path().join(format!("{steps}.json.gz"));
+        let file = folder.path().join(format!("{steps}.json"));
         let recording = Recorder::new("dropped").with_file(&file).start();
         let recording = recording.expect("no other recording is under way");
         train::<P>(AdamConfig::new().init().recorded(), steps);

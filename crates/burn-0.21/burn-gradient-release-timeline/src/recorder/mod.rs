@@ -37,7 +37,7 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder of the third and the fourth step: the first one makes the optimizer's state.
     ///
-    /// The viewer shows `title`.
+    /// `burn-memory` shows `title`.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             plan: Plan {
@@ -71,7 +71,7 @@ impl Recorder {
     }
 
     /// Writes the snapshot to this file as soon as the last of the steps is over: when the next one
-    /// begins, or the recording is finished.
+    /// begins, or the recording is finished. The ending `.perfetto.json` makes it a trace for Perfetto.
     pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.plan.recording.file = Some(file.into());
         self

@@ -70,7 +70,7 @@ impl Drop for Operation {
             let released: Vec<Entry> = operands
                 .filter_map(|handle| Arc::into_inner(handle)?.into_entry())
                 .collect();
-            state::end_operation(self.name, &released);
+            state::end_operation(&released);
         }
     }
 }

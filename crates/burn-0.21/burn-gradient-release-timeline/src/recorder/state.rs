@@ -83,11 +83,11 @@ impl Active<'_> {
     /// Begins or ends a phase, and samples in any case.
     fn mark(&mut self, work: impl FnOnce(&mut Ledger)) {
         work(self.ledger);
-        self.sample(None);
+        self.sample();
     }
 
     /// Samples after an operation or a release, if every event is to be sampled.
-    fn sample_event(&mut self, operation: Option<&'static str>) {
+    fn sample_event(&mut self) {
         let Some(counter) = &self.plan.counter else {
             return;
         };
@@ -97,11 +97,11 @@ impl Active<'_> {
             false => Sampling::EveryPhase,
         };
         if self.plan.sampling.unwrap_or(usual) == Sampling::EveryEvent {
-            self.sample(operation);
+            self.sample();
         }
     }
 
-    fn sample(&mut self, operation: Option<&'static str>) {
+    fn sample(&mut self) {
         let Some(counter) = &mut self.plan.counter else {
             return;
         };
@@ -111,7 +111,7 @@ impl Active<'_> {
         };
         let peak = counter.take_peak().saturating_sub(own);
         let in_use = counter.in_use().saturating_sub(own);
-        self.ledger.sample(in_use, peak.max(in_use), operation);
+        self.ledger.sample(in_use, peak.max(in_use));
     }
 }
 
@@ -212,9 +212,9 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
 /// Registers the parameters of the model, each with the entry of its tensor.
 pub(super) fn register_parameters(parameters: Vec<(Parameter, Option<Entry>)>) {
     with_active(|active| {
-        for (parameter, entry) in parameters {
+        for (index, (parameter, entry)) in parameters.into_iter().enumerate() {
             if let Some(block) = entry.and_then(|entry| active.block(entry)) {
-                active.ledger.register_parameter(parameter, block);
+                active.ledger.set_parameter(index, parameter, block);
             }
         }
     });
@@ -269,14 +269,14 @@ pub(super) fn register_output(
 }
 
 /// Ends an operation, which held the last copies of the tensors `released`.
-pub(super) fn end_operation(operation: &'static str, released: &[Entry]) {
+pub(super) fn end_operation(released: &[Entry]) {
     with_active(|mut active| {
         for entry in released {
             if let Some(block) = active.block(*entry) {
                 active.ledger.release(block);
             }
         }
-        active.sample_event(Some(operation));
+        active.sample_event();
     });
 }
 
@@ -288,7 +288,7 @@ pub(super) fn release(entry: Entry) {
     with_active(|mut active| {
         if let Some(block) = active.block(entry) {
             active.ledger.release(block);
-            active.sample_event(None);
+            active.sample_event();
         }
     });
 }
