@@ -19,7 +19,7 @@ const PARSED: [&str; 5] = [
 ];
 
 /// Programs with arguments that no test reads, and why.
-const NOT_PARSED: [(&str, &str); 7] = [
+const NOT_PARSED: [(&str, &str); 8] = [
     ("benchmarks accuracy", "a number; trains for minutes"),
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
@@ -27,6 +27,7 @@ const NOT_PARSED: [(&str, &str); 7] = [
     ("language-model", "the name of a file"),
     ("language-model precision", "one word; trains for minutes"),
     ("lora", "names and numbers; trains for minutes"),
+    ("lora beside_burn", "numbers; measures for minutes"),
 ];
 
 /// Programs of others.
