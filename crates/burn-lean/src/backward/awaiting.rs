@@ -183,7 +183,12 @@ impl Drop for Frame {
             let left = leaves
                 .iter()
                 .filter_map(|leaf| awaiting.by_leaf.remove(leaf));
-            left.collect::<Vec<_>>()
+            let left: Vec<_> = left.collect();
+            if awaiting.by_leaf.is_empty() {
+                // Between two passes it takes no memory.
+                awaiting.by_leaf = HashMap::new();
+            }
+            left
         });
         // Without the borrow: what an owner drops may run somebody else's code.
         drop(left);

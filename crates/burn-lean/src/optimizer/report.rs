@@ -31,6 +31,24 @@ pub struct StepReport {
 }
 
 impl StepReport {
+    /// The event of a step, for whoever listens.
+    #[cfg(feature = "tracing")]
+    pub(super) fn trace(&self) {
+        tracing::debug!(
+            target: "burn_lean::step",
+            released = self.count(Outcome::Released),
+            at_end = self.count(Outcome::AtEnd),
+            skipped = self.count(Outcome::Skipped),
+            unused = self.count(Outcome::Unused),
+            late = self.late.len(),
+            in_place = self.in_place,
+            grad_norm = self.grad_norm(),
+            clip_coefficient = self.clip_coefficient(),
+            loss_scale = self.loss_scale(),
+            "step"
+        );
+    }
+
     /// The parameters that were stepped.
     pub(super) fn stepped(&self) -> impl Iterator<Item = ParamId> + '_ {
         let outcomes = self.outcomes.iter();

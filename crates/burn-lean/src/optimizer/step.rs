@@ -200,12 +200,19 @@ impl ReleaseOptimizer {
 
     /// Ends a step that is not taken, because a gradient has overflowed.
     pub(super) fn skip_step(&mut self, outcomes: Vec<(ParamId, Outcome)>) {
-        self.last_step = Some(Box::new(StepReport {
+        let report = StepReport {
             outcomes,
             late: Vec::new(),
             in_place: 0,
             gradients: self.stepper_mut().pipeline.skip_step(),
-        }));
+        };
+        self.report(report);
+    }
+
+    fn report(&mut self, report: StepReport) {
+        #[cfg(feature = "tracing")]
+        report.trace();
+        self.last_step = Some(Box::new(report));
     }
 
     pub(super) fn end_step(
@@ -223,7 +230,7 @@ impl ReleaseOptimizer {
             Some(in_flight) => in_flight.end_step(lr),
             None => Ok(()),
         };
-        self.last_step = Some(Box::new(report));
+        self.report(report);
         ended
     }
 }

@@ -18,6 +18,9 @@ mod equality;
 #[cfg(feature = "wgpu")]
 mod gpu;
 
+#[cfg(feature = "tracing")]
+mod events;
+
 mod harness;
 
 mod heap;
