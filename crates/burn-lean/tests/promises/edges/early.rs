@@ -261,3 +261,29 @@ fn adapters() {
     assert_eq!(early, plain);
     assert_eq!([few, late], [2, 2 * LAYERS]);
 }
+
+/// Burn computes views of weights again, too.
+#[test]
+fn with_burns_checkpointing() {
+    let device = flex().gradient_checkpointing();
+    let layers = || -> Vec<Linear> {
+        let layer = |_| LinearConfig::new(8, 8).init(&device);
+        numbered((0..4).map(layer).collect())
+    };
+    let loss = |model: &Vec<Linear>, step| {
+        let x = numbers([1, 4, 8], step, &device);
+        let run = |x: Tensor<3>, layer: &Linear| layer.forward(x).tanh();
+        model.iter().fold(x, run).square().mean()
+    };
+    let (mut plain, mut plain_optim) = (layers(), adamw());
+    let mut model = layers().apply_reparameterization(EarlyGradients);
+    let mut optim = adamw().with_gradient_release();
+    for step in 0..3 {
+        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
+        model = release_step(model, &mut optim, |model| loss(model, step));
+        assert_bits(&bits(&model), &bits(&plain), &format!("step {step}"));
+        let report = optim.last_step().unwrap();
+        assert_eq!([report.count(Outcome::Released), report.in_place()], [8, 8]);
+        assert_eq!(report.late().count(), 1);
+    }
+}
