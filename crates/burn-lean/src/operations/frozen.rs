@@ -8,7 +8,7 @@ use burn::tensor::{DType, Tensor};
 use super::chunks::chunks;
 use super::linear::{assert_fits, product};
 use super::nf4::{Nf4Weight, Packed};
-use super::product::{Before, filled, onto_bias, product_into, product_over};
+use super::product::{Before, filled, matmul, onto_bias, product_into, product_over};
 use crate::backend::{is_on_flex, plain};
 use crate::wide::{is_half, wide, widened};
 
@@ -97,12 +97,16 @@ impl Frozen {
         let dtype = grad.dtype();
         let ([rows, _], [d_input, _]) = (grad.dims(), self.dims());
         let weight = self.whole();
+        // In f32, if the result is rounded.
         let over = over.filter(|over| over.dtype() == wide(dtype));
-        let output = over.unwrap_or_else(|| filled([rows, d_input], wide(dtype), &grad));
         if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
-            let output = output.cast(dtype);
-            return product_over(output, grad, weight.transpose());
+            let weight = weight.transpose();
+            return match over {
+                Some(over) => product_over(over, grad, weight),
+                None => matmul(grad, weight),
+            };
         }
+        let output = over.unwrap_or_else(|| filled([rows, d_input], wide(dtype), &grad));
         let all = [0..rows, 0..d_input];
         let (mut before, mut part) = (Before::Anything, None);
         let sum = self.parts().fold(output, |output, columns| {
