@@ -4,8 +4,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use burn::module::Lora;
+use burn_lean::EarlyGradients;
+use burn_lean::operations::{Nf4, Nf4Weight, nn};
+
 use crate::harness::prelude::*;
-use crate::harness::watched_adamw;
+use crate::harness::{distance, watched_adamw};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -207,4 +211,58 @@ fn states_in_host_memory() {
     };
     let found = step(model, &mut resumed);
     assert_eq!(bits(&found), bits(&step(other, &mut offloaded)));
+}
+
+/// Their numbers are those of Flex, and so are the packed weights. With gradients that come early.
+#[test]
+fn adapters_over_four_bits() {
+    let _alone = device_alone();
+    let train = |device: &Device| {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
+        let layers: Vec<Linear> = (0..3).map(layer).collect();
+        let nf4 = Nf4::new().with_lora(Lora::new(4, 8.0));
+        let layers = nf4.pack(numbered(layers)).unwrap();
+        let layers = map_factors(layers, device);
+        let mut model: Vec<nn::Linear> = layers.into_iter().map(Into::into).collect();
+        model = model.apply_reparameterization(EarlyGradients);
+        let mut optim = adamw().with_gradient_release();
+        for step in 0..3 {
+            let x = numbers([1, 32, WIDTH], step, device);
+            let run = |x: Tensor<3>, layer: &nn::Linear| layer.forward(x).tanh();
+            let loss = model.iter().fold(x, run).square().mean();
+            model = optim.backward(LR, loss, model);
+        }
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 6);
+        let state = |layer: &nn::Linear| {
+            let packed = layer.weight.reparameterization::<Nf4Weight>();
+            packed.expect("it stays packed").state()
+        };
+        let states: Vec<_> = model.iter().map(state).collect();
+        (states, bits(&model))
+    };
+    let (expected, expected_bits) = train(&flex());
+    let (found, found_bits) = train(&Device::wgpu(Default::default()).autodiff());
+    assert!(found == expected, "other weights were packed");
+    let distance = distance(&found_bits, &expected_bits);
+    // WGSL rounds otherwise, and Adam makes a step of what is all rounding.
+    assert!(distance < 1e-3, "{distance:e}");
+}
+
+/// Gives all factors numbers of their own.
+fn map_factors(model: Vec<Linear>, device: &Device) -> Vec<Linear> {
+    struct Factors<'a>(usize, &'a Device);
+    impl ModuleMapper for Factors<'_> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !param.is_require_grad() {
+                return param;
+            }
+            self.0 += 1;
+            let device = self.1;
+            param.map(|factor| {
+                let numbers = numbers(factor.dims(), self.0, device) * 0.3;
+                numbers.detach().require_grad()
+            })
+        }
+    }
+    model.map(&mut Factors(700, device))
 }
