@@ -1,7 +1,7 @@
 //! A timeline of the memory of a training. It does not depend on Burn.
 //!
 //! A recorder tells a [`Ledger`](ledger::Ledger) of each allocation and release, and of the work that
-//! the training does: that of `burn-lean` with [`heap`], that of `burn-gradient-release-timeline` for
+//! the training does: that of `burn-lean` with `heap`, that of `burn-gradient-release-timeline` for
 //! Burn 0.21. The ledger makes a [`Snapshot`]: which memory was held, from when to when, and for what.
 //!
 //! A snapshot is saved as PyTorch's memory snapshot in JSON, which <https://pytorch.org/memory_viz>
