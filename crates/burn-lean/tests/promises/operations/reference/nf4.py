@@ -22,7 +22,16 @@ def spiky(count):
     return [1e20 if i % 1000 == 77 else 1e-3 * x for i, x in enumerate(noise(count))]
 
 
+def between():
+    """Halfway between two codes, where a product with 1 / scale and a quotient differ: the last block is a part."""
+    codes = bnb.get_4bit_type("nf4", device="cpu")
+    scale = torch.tensor(1.4554425)
+    middle = (codes[:-1] + codes[1:]) / 2 * scale
+    return torch.cat([middle, scale.reshape(1)]).repeat(5).tolist()
+
+
 CASES = [
+    ("between two codes", [5, 16], between(), torch.float32),
     ("noise", [48, 96], noise(48 * 96), torch.float32),
     ("cubes", [300, 70], [x * x * x for x in noise(300 * 70)], torch.float32),
     ("an odd number", [7, 11], noise(77), torch.float32),
@@ -47,6 +56,7 @@ def case(name, dims, numbers, dtype):
     dense = bnb.dequantize_4bit(packed, state).float()
     return {
         "name": name,
+        "input": hexadecimal(weight) if name.startswith("between") else None,
         "dims": dims,
         "numbers": hexadecimal(packed),
         "scales": hexadecimal(state.absmax),
