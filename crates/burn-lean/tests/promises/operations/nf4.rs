@@ -320,6 +320,26 @@ fn what_cannot_be_packed_is_refused() {
     );
 }
 
+/// A weight that is unpacked in parts, of which the last one is smaller.
+#[test]
+fn parts_of_a_weight() {
+    let device = flex();
+    let layer: Linear = numbered(LinearConfig::new(1024, 1500).init(&device));
+    let packed = Nf4::new().pack(layer).unwrap();
+    let mut dense = packed.clone();
+    dense.weight = Param::from_tensor(packed.weight.val().detach());
+    let run = |layer: nn::Linear| {
+        let x = numbers::<2>([3, 1024], 1, &device).require_grad();
+        let y = layer.forward(x.clone());
+        let value = bits_of(y.clone().inner());
+        let grads = (y * numbers([3, 1500], 2, &device)).sum().backward();
+        [value, bits_of(x.grad(&grads).unwrap())].map(|bits| (String::new(), bits))
+    };
+    let [found, expected] = [packed, dense].map(|layer| run(layer.into()).to_vec());
+    // Sums of 1500 products, in another order.
+    assert!(distance(&found, &expected) < 1e-4);
+}
+
 /// Eight layers of 1024: half a byte a number, and a part of a weight at a time.
 #[test]
 fn memory_of_a_step() {
