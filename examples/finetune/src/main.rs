@@ -101,10 +101,10 @@ fn main() -> Result<()> {
     let validation = options.validation.as_deref().map(open).transpose()?;
     let weights = Weights::open(&options.model)?;
     let types = weights.types();
-    let is_f32 = types.values().any(|&dtype| dtype == DType::F32);
+    let is_wide = types.values().any(|&dtype| dtype != DType::BF16);
     let to_read = match options.how {
-        // All bits of f32 are for the optimizer.
-        How::FiveBytes if is_f32 => Types::F32,
+        // All bits of f32 and f16 are for the optimizer.
+        How::FiveBytes if is_wide => Types::F32,
         _ => Types::Bf16,
     };
     let model = weights.load(config.init(time, &device), to_read)?;
@@ -155,7 +155,7 @@ fn main() -> Result<()> {
     }
     match options.how {
         How::FiveBytes => {
-            if is_f32 {
+            if is_wide {
                 let adamw = AdamWConfig::new().in_five_bytes(options.seed);
                 model = adamw.weights_to_f32(model, optim.to_record())?;
             }

@@ -19,11 +19,12 @@ const PARSED: [&str; 5] = [
 ];
 
 /// Programs with arguments that no test reads, and why.
-const NOT_PARSED: [(&str, &str); 7] = [
+const NOT_PARSED: [(&str, &str); 8] = [
     ("benchmarks accuracy", "a number; trains for minutes"),
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
     ("benchmarks operations", "the name of a Python"),
+    ("finetune", "names of the reader's own files"),
     ("language-model", "the name of a file"),
     ("language-model precision", "one word; trains for minutes"),
     ("lora", "names and numbers; trains for minutes"),
