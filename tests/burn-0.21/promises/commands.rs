@@ -24,6 +24,7 @@ const NOT_PARSED: [(&str, &str); 8] = [
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
     ("benchmarks operations", "the name of a Python"),
+    ("finetune", "names of the reader's own files"),
     ("language-model", "the name of a file"),
     ("language-model precision", "one word; trains for minutes"),
     ("lora", "names and numbers; trains for minutes"),

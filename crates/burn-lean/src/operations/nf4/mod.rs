@@ -156,13 +156,11 @@ impl Nf4 {
         if let Some(error) = error {
             return Err(error);
         }
-        let packed = ParamGroup::from_ids(matrices.keys().copied().collect());
         let model = match &self.lora {
-            Some(lora) => {
-                let mut others = lora.clone();
-                others.param_group = others.param_group.exclude(packed);
-                model.apply_lora(others)
-            }
+            Some(lora) => model.apply_reparameterization(Others {
+                matrices: &matrices,
+                lora: lora.clone(),
+            }),
             None => model,
         };
         let error = Rc::default();
@@ -221,6 +219,28 @@ where
             Err(error) => {
                 self.error.get_or_insert(error);
             }
+        }
+    }
+}
+
+/// Attaches adapters to what is not packed, and freezes all. Burn's [`Lora`] reads each matrix for that:
+/// those to be packed would all be there at once.
+struct Others<'a> {
+    matrices: &'a HashMap<ParamId, Matrix>,
+    lora: Lora,
+}
+
+impl Reparameterizer for Others<'_> {
+    type Reparam = LoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LoraAdapter>) {
+        match self.matrices.contains_key(&param.id) {
+            true => (param.set_require_grad(false), None),
+            false => self.lora.reparameterize(path, param),
         }
     }
 }

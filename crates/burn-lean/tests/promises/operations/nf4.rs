@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::harness::distance;
 use crate::harness::prelude::*;
-use crate::heap::HEAP;
+use crate::heap::{HEAP, peak_of};
 
 /// What bitsandbytes has made.
 #[derive(Deserialize)]
@@ -338,6 +338,21 @@ fn parts_of_a_weight() {
     let [found, expected] = [packed, dense].map(|layer| run(layer.into()).to_vec());
     // Sums of 1500 products, in another order.
     assert!(distance(&found, &expected) < 1e-4);
+}
+
+/// Weights that nobody has read are drawn one at a time, also where adapters are attached: 16 layers of
+/// 1024 would be 64 MiB.
+#[test]
+fn memory_of_packing() {
+    alone(|| {
+        let layer = |_| -> Linear { LinearConfig::new(1024, 1024).init(&flex()) };
+        let layers: Vec<Linear> = (0..16).map(layer).collect();
+        let nf4 = Nf4::new().with_lora(Lora::new(16, 16.0));
+        let (model, peak) = peak_of(|| nf4.pack(layers).unwrap());
+        println!("peak {peak}");
+        assert!(peak < 32 << 20, "{peak}");
+        assert!(model[15].weight.reparameterization::<Nf4Weight>().is_some());
+    });
 }
 
 /// Eight layers of 1024: half a byte a number, and a part of a weight at a time.

@@ -1,0 +1,104 @@
+//! Conversations as a model's template writes them.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use minijinja::{Environment, Error, ErrorKind, context};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::data::Text;
+
+/// The chat template of a model.
+#[derive(Debug)]
+pub struct Template {
+    jinja: Environment<'static>,
+    /// `bos_token` and `eos_token`
+    tokens: [String; 2],
+}
+
+impl Template {
+    /// That of `chat_template.jinja`, or of `tokenizer_config.json`.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it is no template.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let text = fs::read_to_string(folder.join("tokenizer_config.json")).unwrap_or_default();
+        let config: Value = match text.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_str(&text).context("tokenizer_config.json")?,
+        };
+        let template = match fs::read_to_string(folder.join("chat_template.jinja")) {
+            Ok(template) => template,
+            Err(_) => {
+                let template = config["chat_template"].as_str();
+                let none = "messages need a chat template: neither chat_template.jinja nor \
+                    tokenizer_config.json has one";
+                template.context(none)?.to_owned()
+            }
+        };
+        let mut jinja = Environment::new();
+        jinja.set_trim_blocks(true);
+        jinja.set_lstrip_blocks(true);
+        jinja.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        jinja.add_function("raise_exception", |reason: String| -> Result<(), Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        });
+        let added = jinja.add_template_owned("chat", template);
+        added.map_err(|error| anyhow!("the chat template: {error}"))?;
+        let token = |name: &str| {
+            let token = &config[name];
+            let text = token.as_str().or(token["content"].as_str());
+            text.unwrap_or_default().to_owned()
+        };
+        let tokens = [token("bos_token"), token("eos_token")];
+        Ok(Self { jinja, tokens })
+    }
+
+    /// The tokens of a conversation. Those that the assistant says count.
+    ///
+    /// # Errors
+    ///
+    /// The template refuses the messages, or writes earlier ones in another way when others follow.
+    pub fn encode(&self, messages: &[Value], tokenizer: &Tokenizer) -> Result<Text> {
+        let whole = self.render(messages, false)?;
+        let mut spoken = Vec::new();
+        for (at, message) in messages.iter().enumerate() {
+            if message["role"] == "assistant" {
+                let before = self.render(&messages[..at], true)?;
+                let after = self.render(&messages[..=at], false)?;
+                ensure!(
+                    after.starts_with(&before) && whole.starts_with(&after),
+                    "the chat template writes message {at} in another way when others follow: give each \
+                     of its conversations one answer"
+                );
+                spoken.push(before.len()..after.len());
+            }
+        }
+        ensure!(!spoken.is_empty(), "no message is of the role `assistant`");
+        let encoding = tokenizer.encode(whole, false);
+        let encoding = encoding.map_err(|error| anyhow!("the tokenizer: {error}"))?;
+        let counts = |&(from, to): &(usize, usize)| {
+            // Some tokenizers give spaces an empty span, at their end.
+            let is_in = |it: &Range<usize>| it.start <= from && it.start < to && to <= it.end;
+            spoken.iter().any(is_in)
+        };
+        Ok(Text {
+            tokens: encoding.get_ids().to_vec(),
+            counts: encoding.get_offsets().iter().map(counts).collect(),
+        })
+    }
+
+    fn render(&self, messages: &[Value], asks: bool) -> Result<String> {
+        let [bos_token, eos_token] = &self.tokens;
+        let values = context! { messages, bos_token, eos_token, add_generation_prompt => asks };
+        let rendered = self
+            .jinja
+            .get_template("chat")
+            .and_then(|it| it.render(values));
+        rendered.map_err(|error| anyhow!("the chat template: {error:#}"))
+    }
+}

@@ -1,0 +1,253 @@
+//! Texts, conversations, and the program from end to end.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use burn::store::{ModuleStore, SafetensorsStore, bridge};
+use burn::tensor::Device;
+use finetune::data::{Data, tokenizer};
+use tempfile::TempDir;
+
+const WORDS: [&str; 10] = [
+    "?",
+    "[user]",
+    "[assistant]",
+    "[end]",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+];
+
+const TEMPLATE: &str = "{% for message in messages %}[{{ message['role'] }}] \
+    {{ message['content'].strip() }} [end] {% endfor %}\
+    {% if add_generation_prompt %}[assistant] {% endif %}";
+
+/// A copy of a reference, with a tokenizer of these words and a chat template.
+fn model(name: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(reference.join(name).join(file), folder.path().join(file)).unwrap();
+    }
+    write_tokenizer(folder.path(), WORDS.iter().copied());
+    fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).unwrap();
+    folder
+}
+
+fn write_tokenizer<'a>(folder: &Path, words: impl Iterator<Item = &'a str>) {
+    let vocabulary: serde_json::Map<_, _> = words
+        .enumerate()
+        .map(|(id, word)| (word.to_owned(), id.into()))
+        .collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "?" },
+    });
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+}
+
+fn open(folder: &Path, file: &str, content: &str, time: usize) -> anyhow::Result<Data> {
+    let path = folder.join(file);
+    fs::write(&path, content).unwrap();
+    Data::open(&path, folder, &tokenizer(folder, 48)?, time, 1)
+}
+
+/// The words of each text that are learned.
+fn learned(data: &Data) -> Vec<String> {
+    let words = |ids: Vec<i64>| {
+        let words: Vec<_> = ids.into_iter().map(|id| WORDS[id as usize]).collect();
+        words.join(" ")
+    };
+    data.all(&Device::flex())
+        .map(|batch| words(batch.targets.into_data().iter::<i64>().collect()))
+        .collect()
+}
+
+#[test]
+fn prompts_carry_no_loss() {
+    let folder = model("llama");
+    let line = r#"{"messages": [{"role": "user", "content": "one two"},
+        {"role": "assistant", "content": "three four "}, {"role": "user", "content": "five"},
+        {"role": "assistant", "content": "six"}]}"#;
+    let lines = format!(
+        "{}\n\n{{\"text\": \"one two three\"}}\n",
+        line.replace('\n', " ")
+    );
+    let data = open(folder.path(), "text.jsonl", &lines, 24).unwrap();
+    assert_eq!(learned(&data), ["three four [end] six [end]", "two three"]);
+}
+
+#[test]
+fn each_word_of_a_plain_text_is_learned_once() {
+    let folder = model("llama");
+    let data = open(folder.path(), "text.txt", "one two three four five six", 3).unwrap();
+    assert_eq!(learned(&data), ["two three", "four five", "six"]);
+}
+
+#[test]
+fn padding_changes_no_loss() {
+    let folder = model("llama");
+    let device = Device::flex();
+    let config = finetune::config::ModelConfig::open(folder.path()).unwrap();
+    let weights = finetune::files::Weights::open(folder.path()).unwrap();
+    let model = weights
+        .load(config.init(24, &device), finetune::files::Types::F32)
+        .unwrap();
+    let lines = "{\"text\": \"one two three four five\"}\n{\"text\": \"six five\"}\n";
+    let mut data = open(folder.path(), "text.jsonl", lines, 24).unwrap();
+    let each: Vec<f32> = data
+        .all(&device)
+        .map(|batch| model.loss(batch).into_scalar::<f32>())
+        .collect();
+    let both = model.loss(data.next(2, &device)).into_scalar::<f32>();
+    // Of four words and of one.
+    let expected = (4.0 * each[0] + each[1]) / 5.0;
+    assert!((both - expected).abs() < 1e-5, "{both} {expected}");
+}
+
+#[test]
+fn texts_that_do_not_fit_are_refused_in_words() {
+    let folder = model("llama");
+    let error = |name: &str, content: &str, time| {
+        format!(
+            "{:#}",
+            open(folder.path(), name, content, time).unwrap_err()
+        )
+    };
+    let no_json = error("text.jsonl", "{\"text\": \"one two\"}\nno JSON\n", 24);
+    assert!(
+        no_json.contains("text.jsonl, line 2: it is no JSON"),
+        "{no_json}"
+    );
+    let other = error("text.jsonl", "{\"prompt\": \"one\"}", 24);
+    assert!(other.contains("neither `messages` nor `text`"), "{other}");
+    let long = r#"{"messages": [{"role": "assistant", "content": "one two three four"}]}"#;
+    let long = error("text.jsonl", long, 5);
+    assert!(
+        long.contains("of 6 tokens is longer than the context of 5"),
+        "{long}"
+    );
+    let silent = r#"{"messages": [{"role": "user", "content": "one"}]}"#;
+    let silent = error("text.jsonl", silent, 24);
+    assert!(
+        silent.contains("no message is of the role `assistant`"),
+        "{silent}"
+    );
+    let empty = error("text.txt", "", 24);
+    assert!(empty.contains("nothing to learn"), "{empty}");
+
+    let many: Vec<_> = (0..50).map(|id| format!("word{id}")).collect();
+    write_tokenizer(folder.path(), many.iter().map(String::as_str));
+    let other = tokenizer(folder.path(), 48).unwrap_err().to_string();
+    assert!(
+        other.contains("a token 49, and the model 48 tokens"),
+        "{other}"
+    );
+}
+
+fn run(folder: &Path, output: &str, options: &[&str]) -> Output {
+    let text = folder.join("text.txt");
+    fs::write(&text, "one two three four five six ".repeat(20)).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_finetune"))
+        .args([folder, &text])
+        .args(["--output", output, "--context", "12"])
+        .args(options)
+        .current_dir(folder)
+        .output()
+        .unwrap()
+}
+
+fn numbers(file: &Path) -> Vec<(String, Vec<f32>)> {
+    let mut store = SafetensorsStore::from_file(file);
+    let tensors = store.get_all_tensors().unwrap().iter();
+    let of = |(name, tensor): (&String, _)| {
+        (
+            name.clone(),
+            bridge::to_data(tensor).unwrap().iter::<f32>().collect(),
+        )
+    };
+    tensors.map(of).collect()
+}
+
+#[test]
+fn a_rate_of_zero_changes_no_bit() {
+    // Of a file in f32, and of one in bf16.
+    for name in ["llama", "qwen3"] {
+        let folder = model(name);
+        let path = folder.path();
+        let run = run(path, "new", &["--steps", "2", "--rate", "0"]);
+        assert!(
+            run.status.success(),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
+        let [old, new] = ["model.safetensors", "new/model.safetensors"].map(|it| path.join(it));
+        assert_eq!(numbers(&new), numbers(&old), "{name}");
+        for file in ["config.json", "tokenizer.json", "chat_template.jinja"] {
+            assert_eq!(
+                fs::read(path.join("new").join(file)).unwrap(),
+                fs::read(path.join(file)).unwrap()
+            );
+        }
+    }
+}
+
+#[test]
+fn each_way_learns_the_text() {
+    for (how, file) in [
+        ("five-bytes", "model.safetensors"),
+        ("lora", "adapter_model.safetensors"),
+        ("nf4", "adapter_model.safetensors"),
+    ] {
+        let folder = model("llama");
+        let path = folder.path();
+        let options = [
+            "--how",
+            how,
+            "--steps",
+            "30",
+            "--rate",
+            "1e-2",
+            "--validation",
+            "text.txt",
+        ];
+        let run = run(
+            path,
+            "new",
+            &[&options[..], &["--prompt", "one two"]].concat(),
+        );
+        let said = String::from_utf8(run.stdout).unwrap();
+        assert!(
+            run.status.success(),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
+        let losses: Vec<f32> = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("validation: ")?.parse().ok())
+            .collect();
+        println!("{how}: {losses:?}");
+        assert!(losses[1] < 0.5 * losses[0], "{how}: {losses:?}");
+        assert!(said.contains("of memory"), "{said}");
+        assert!(path.join("new").join(file).exists());
+    }
+}
+
+#[test]
+fn a_folder_that_is_there_is_left_alone() {
+    let folder = model("llama");
+    fs::create_dir(folder.path().join("new")).unwrap();
+    let run = run(folder.path(), "new", &["--steps", "1"]);
+    let error = String::from_utf8(run.stderr).unwrap();
+    assert!(
+        !run.status.success() && error.contains("a new folder new"),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(folder.path().join("new")).unwrap().count(), 0);
+}
