@@ -161,6 +161,11 @@ impl Training<'_> {
         if by_release {
             return self.step_released(step, &numbers);
         }
+        if step.way == Way::TwoPasses && matches!(self.optim, Optim::Burn(_)) {
+            // Burn can panic at a second pass over parameters, after branches that lead to no loss.
+            let last = *numbers.last().expect("there is a micro-batch");
+            drop(self.loss(self.model(), step, last, with_scopes).backward());
+        }
         let grads = self.plain_grads(step, &numbers, with_scopes);
         let model = self.model.take().expect("only a step takes it");
         self.model = Some(match &mut self.optim {
