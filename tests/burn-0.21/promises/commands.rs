@@ -19,7 +19,7 @@ const PARSED: [&str; 5] = [
 ];
 
 /// Programs with arguments that no test reads, and why.
-const NOT_PARSED: [(&str, &str); 8] = [
+const NOT_PARSED: [(&str, &str); 9] = [
     ("benchmarks accuracy", "a number; trains for minutes"),
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
