@@ -2,6 +2,9 @@
 
 use peak_alloc::PeakAlloc;
 
+#[cfg(feature = "rayon")]
+use crate::harness::{flex, numbers};
+
 #[global_allocator]
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;
 
@@ -11,4 +14,13 @@ pub(crate) fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
     HEAP.reset_peak_usage();
     let result = run();
     (result, HEAP.peak_usage() - before)
+}
+
+/// `gemm` keeps a buffer of the size of a cache for each thread, from its first product on.
+pub(crate) fn warm_threads() {
+    #[cfg(feature = "rayon")]
+    rayon::broadcast(|_| {
+        let product = numbers::<2>([64, 64], 1, &flex()).matmul(numbers([64, 64], 2, &flex()));
+        drop(product);
+    });
 }

@@ -5,7 +5,7 @@
 
 use crate::harness::prelude::*;
 use crate::harness::{watched, zero_linear};
-pub(crate) use crate::heap::{HEAP, peak_of};
+pub(crate) use crate::heap::{HEAP, peak_of, warm_threads};
 
 #[derive(Module, Debug)]
 pub(crate) struct Block {
@@ -283,6 +283,7 @@ fn a_panic_frees_the_model_that_it_takes() {
             let loss = model[1].forward(model[0].forward(x)).square().mean();
             assert_panics(|| optim.backward(LR, loss, model), "in a step");
         };
+        warm_threads();
         (0..3).for_each(step);
         let before = HEAP.current_usage();
         (0..10).for_each(step);

@@ -7,7 +7,7 @@ use burn_lean::operations::{adapted_linear, nn};
 use super::harness::{Case, noise, shaped};
 use crate::harness::distance;
 use crate::harness::prelude::*;
-use crate::heap::HEAP;
+use crate::heap::{HEAP, warm_threads};
 
 const SCALE: f64 = 2.0;
 
@@ -188,9 +188,7 @@ fn assert_little_memory(a_is_frozen: bool) {
     const SMALL: usize = LAYERS * (4 * 256 * 16 + (8 << 10));
 
     fn bytes(forward: impl FnOnce(Tensor<2>) -> Tensor<2>) -> [usize; 2] {
-        // `gemm` keeps a buffer for each thread, from its first product on.
-        let warm = || drop(numbers([64, 64], 1, &flex()).matmul(numbers([64, 64], 2, &flex())));
-        rayon::broadcast(|_| warm());
+        warm_threads();
         let x = numbers([256, WIDTH], 1, &flex());
         let before = HEAP.current_usage();
         let loss = forward(x).sum();

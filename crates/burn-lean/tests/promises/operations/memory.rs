@@ -10,7 +10,7 @@ use burn_lean::operations::{
 };
 
 use crate::harness::prelude::*;
-use crate::heap::HEAP;
+use crate::heap::{HEAP, warm_threads};
 
 /// Rows and width of the input.
 const DIMS: [usize; 2] = [1024, 1024];
@@ -34,8 +34,7 @@ fn bytes_of<const D: usize, const E: usize>(
     op: impl FnOnce() -> Tensor<E>,
     loss: impl FnOnce(Tensor<E>) -> Tensor<1>,
 ) -> Bytes {
-    // `gemm` keeps a buffer of the size of a cache for each thread, from its first product on.
-    rayon::broadcast(|_| drop(numbers([64, 64], 1, &flex()).matmul(numbers([64, 64], 2, &flex()))));
+    warm_threads();
     let before = HEAP.current_usage();
     let y = op();
     // An activation that is used again: the output is not the operation's alone.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::harness::distance;
 use crate::harness::prelude::*;
-use crate::heap::{HEAP, peak_of};
+use crate::heap::{HEAP, peak_of, warm_threads};
 
 /// What bitsandbytes has made.
 #[derive(Deserialize)]
@@ -363,8 +363,7 @@ fn memory_of_a_step() {
     const INPUT: usize = 4 * 256 * WIDTH;
     const PART: usize = 4 * WIDTH * WIDTH;
     alone(|| {
-        let warm = || drop(numbers([64, 64], 1, &flex()).matmul(numbers([64, 64], 2, &flex())));
-        rayon::broadcast(|_| warm());
+        warm_threads();
         let before = HEAP.current_usage();
         let layer = |_| -> nn::Linear {
             let nf4 = Nf4::new().with_lora(Lora::new(16, 16.0));
