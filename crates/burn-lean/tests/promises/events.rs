@@ -40,27 +40,30 @@ impl Subscriber for Listener {
     fn exit(&self, _: &Id) {}
 }
 
+/// Alone: `tracing` keeps for all threads whether somebody listens.
 #[test]
 fn one_for_each_step() {
-    let listener = Listener::default();
-    let mut optim = adamw().with_gradient_release().with_grad_norm();
-    let model = tracing::subscriber::with_default(listener.clone(), || {
-        let model = small();
-        let model = optim.backward(LR, model.loss(0), model);
-        optim.accumulate(model.loss(1), &model);
-        optim.backward(LR, model.loss(2), model)
+    alone(|| {
+        let listener = Listener::default();
+        let mut optim = adamw().with_gradient_release().with_grad_norm();
+        let model = tracing::subscriber::with_default(listener.clone(), || {
+            let model = small();
+            let model = optim.backward(LR, model.loss(0), model);
+            optim.accumulate(model.loss(1), &model);
+            optim.backward(LR, model.loss(2), model)
+        });
+        let norm = optim.last_step().unwrap().grad_norm().unwrap();
+        let events = listener.0.lock().unwrap();
+        assert_eq!(events.len(), 2);
+        let field = |name| {
+            let found = events[1].0.iter().find(|(field, _)| *field == name);
+            found.map(|(_, value)| value.as_str())
+        };
+        assert_eq!(field("released"), Some("5"));
+        assert_eq!(field("in_place"), Some("5"));
+        assert_eq!(field("skipped"), Some("0"));
+        assert_eq!(field("grad_norm"), Some(&format!("{norm:?}")[..]));
+        assert_eq!(field("loss_scale"), None);
+        drop(model);
     });
-    let norm = optim.last_step().unwrap().grad_norm().unwrap();
-    let events = listener.0.lock().unwrap();
-    assert_eq!(events.len(), 2);
-    let field = |name| {
-        let found = events[1].0.iter().find(|(field, _)| *field == name);
-        found.map(|(_, value)| value.as_str())
-    };
-    assert_eq!(field("released"), Some("5"));
-    assert_eq!(field("in_place"), Some("5"));
-    assert_eq!(field("skipped"), Some("0"));
-    assert_eq!(field("grad_norm"), Some(&format!("{norm:?}")[..]));
-    assert_eq!(field("loss_scale"), None);
-    drop(model);
 }
