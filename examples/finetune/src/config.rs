@@ -186,15 +186,16 @@ impl Fields {
 
     /// Reads a field that may have one value only.
     fn only(&mut self, name: &str, expected: &Value) -> Result<()> {
-        match self.take::<Value>(name)? {
-            Some(found) if found != *expected && found.as_f64() != expected.as_f64() => {
-                bail!("`{name}` is {found}; only {expected} is known")
-            }
-            Some(found) if found != *expected && expected.as_f64().is_none() => {
-                bail!("`{name}` is {found}; only {expected} is known")
-            }
-            _ => Ok(()),
-        }
+        let Some(found) = self.take::<Value>(name)? else {
+            return Ok(());
+        };
+        // `0` and `0.0` are one number, and two values.
+        let is_same_number = expected.is_number() && found.as_f64() == expected.as_f64();
+        ensure!(
+            found == *expected || is_same_number,
+            "`{name}` is {found}; only {expected} is known"
+        );
+        Ok(())
     }
 
     /// Refuses what nobody has read.

@@ -20,21 +20,25 @@ pub(crate) fn case(dims: [usize; 3], output: usize) -> Case {
             noise(width * output, 2),
             noise(output, 3),
         ],
-        // The sum of a product, and not Burn's `linear`, which it calls.
         move |leaves| {
             let (x, weight, bias) = parts(leaves);
-            let y = x.matmul(weight.unsqueeze());
-            match bias {
-                Some(bias) => y + bias.unsqueeze(),
-                None => y,
-            }
-            .flatten(0, 2)
+            reference(x, weight, bias)
         },
         move |leaves| {
             let (x, weight, bias) = parts(leaves);
             linear(x, weight, bias).flatten(0, 2)
         },
     )
+}
+
+/// The sum of a product, and not Burn's `linear`, which ours calls.
+pub(crate) fn reference(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<1> {
+    let y = x.matmul(weight.unsqueeze());
+    match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
+    }
+    .flatten(0, 2)
 }
 
 #[test]

@@ -5,6 +5,7 @@ use burn::tensor::quantization::{Calibration, QuantScheme, QuantValue, ScaleDtyp
 use burn_lean::operations::{adapted_linear, nn};
 
 use super::harness::{Case, noise, shaped};
+use super::linear::reference;
 use crate::harness::distance;
 use crate::harness::prelude::*;
 use crate::heap::{HEAP, warm_threads};
@@ -57,12 +58,7 @@ fn case(dims: [usize; 3], d_output: usize, rank: usize) -> Case {
         move |leaves| {
             let (x, a, b, bias) = parts(leaves);
             let weight = weight(&leaves[0]) + a.matmul(b) * SCALE;
-            let y = x.matmul(weight.unsqueeze());
-            match bias {
-                Some(bias) => y + bias.unsqueeze(),
-                None => y,
-            }
-            .flatten(0, 2)
+            reference(x, weight, bias)
         },
         move |leaves| {
             let (x, a, b, bias) = parts(leaves);

@@ -191,25 +191,10 @@ fn both() -> (Lean, (Embedding, Vec<Linear>)) {
         layer.weight = base(layer.weight.clone(), &packed.weight);
     }
     let burns = burns.apply_lora(lora());
-    (lean(with_factors(packed)), with_factors(burns))
-}
-
-/// Gives all factors numbers of their own.
-fn with_factors<M: Module>(model: M) -> M {
-    struct Factors(usize);
-    impl ModuleMapper for Factors {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if !param.is_require_grad() {
-                return param;
-            }
-            self.0 += 1;
-            param.map(|factor| {
-                let numbers = numbers(factor.dims(), self.0, &flex()) * 0.3;
-                numbers.detach().require_grad()
-            })
-        }
-    }
-    model.map(&mut Factors(700))
+    (
+        lean(seeded(&flex(), |_| packed)),
+        seeded(&flex(), |_| burns),
+    )
 }
 
 /// The factors of a model: a packed weight has them beneath `nf4`.
