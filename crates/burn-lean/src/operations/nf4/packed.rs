@@ -149,8 +149,8 @@ fn repeated(numbers: Tensor<1>, times: usize) -> Tensor<1> {
         .reshape([count * times])
 }
 
-/// Fields of so many bits in words, from the lowest on, of which each number is exclusive-ored with `order`
-/// times its place.
+/// Fields of so many bits in words, from the lowest on. With `flip` of that many bits, those of each pair are
+/// exchanged.
 fn field(words: &Tensor<1, Int>, range: Range<usize>, bits: usize, flip: usize) -> Tensor<1, Int> {
     let per_word = 32 / bits;
     let covered = range.start / per_word..range.end.div_ceil(per_word);
