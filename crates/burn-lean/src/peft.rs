@@ -48,7 +48,7 @@ pub enum PeftError {
 }
 
 /// `adapter_config.json`, as far as it matters here.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 struct Config {
     peft_type: String,
     r: usize,
@@ -113,16 +113,8 @@ pub fn save_adapters<M: Module>(
         lora_alpha: lora.alpha,
         target_modules: serde_json::json!(modules),
         bias: Some("none".into()),
-        lora_bias: false,
-        rank_pattern: BTreeMap::new(),
-        alpha_pattern: BTreeMap::new(),
-        fan_in_fan_out: false,
-        use_rslora: false,
-        use_dora: false,
-        modules_to_save: None,
-        base_model_name_or_path: None,
         inference_mode: true,
-        lora_dropout: 0.0,
+        ..Config::default()
     };
     let text = serde_json::to_string_pretty(&config).expect("it is made of texts and numbers");
     std::fs::create_dir_all(folder).map_err(of_config)?;

@@ -72,13 +72,11 @@ impl Data {
                 let mut add = || -> Result<()> {
                     let line: Value = serde_json::from_str(line).context("it is no JSON")?;
                     if let Some(messages) = line["messages"].as_array() {
-                        if template.is_none() {
-                            template = Some(Template::open(folder)?);
-                        }
-                        let text = template
-                            .as_ref()
-                            .expect("it was opened")
-                            .encode(messages, tokenizer)?;
+                        let template = match &mut template {
+                            Some(template) => template,
+                            none => none.insert(Template::open(folder)?),
+                        };
+                        let text = template.encode(messages, tokenizer)?;
                         ensure!(
                             text.tokens.len() <= time,
                             "a conversation of {} tokens is longer than the context of {time}",
