@@ -8,6 +8,8 @@ use std::mem::discriminant;
 use burn::Tensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+#[cfg(feature = "operations")]
+use burn::tensor::Device;
 
 use crate::wide::widened;
 
@@ -73,6 +75,15 @@ pub(crate) fn is_on_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(_) => true,
         _ => false,
+    }
+}
+
+/// A tensor without autodiff as a constant for tensors of `device`, which may have it.
+#[cfg(feature = "operations")]
+pub(crate) fn constant<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    match device.is_autodiff() {
+        true => Tensor::from_inner(tensor),
+        false => tensor,
     }
 }
 

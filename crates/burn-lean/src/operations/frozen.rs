@@ -18,11 +18,13 @@ const PART_BYTES: usize = 4 << 20;
 /// A weight `[d_input, d_output]` that is not trained, without autodiff. It is packed, quantized, or of a
 /// type that need not be that of what it is multiplied with.
 #[derive(Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a layer has one, beside which its tensors are large"
+)]
 pub(super) enum Frozen {
     Tensor(Tensor<2>),
     Packed(Packed),
-    /// As PyTorch has linear layers.
-    PackedTransposed(Packed),
 }
 
 impl Frozen {
@@ -33,10 +35,7 @@ impl Frozen {
     /// If it is packed and is to be trained.
     pub(super) fn of(weight: &Param<Tensor<2>>) -> Option<Self> {
         if let Some(packed) = Nf4Weight::of(weight) {
-            return Some(match packed.matrix(&weight.base()) {
-                (matrix, true) => Self::PackedTransposed(matrix),
-                (matrix, false) => Self::Packed(matrix),
-            });
+            return Some(Self::Packed(packed.frozen(&weight.base())));
         }
         let base = || Tensor::from_dispatch(plain(weight.base().into_dispatch()));
         (!weight.is_require_grad()).then(|| Self::Tensor(base()))
@@ -46,10 +45,6 @@ impl Frozen {
         match self {
             Self::Tensor(weight) => weight.dims(),
             Self::Packed(packed) => packed.dims(),
-            Self::PackedTransposed(packed) => {
-                let [d_output, d_input] = packed.dims();
-                [d_input, d_output]
-            }
         }
     }
 
@@ -127,8 +122,7 @@ impl Frozen {
         match self {
             Self::Tensor(weight) if is_quantized(weight) => Some(weight.clone().dequantize()),
             Self::Tensor(weight) => Some(weight.clone()),
-            Self::Packed(packed) => Some(packed.unpacked()),
-            Self::PackedTransposed(_) => None,
+            Self::Packed(packed) => (!packed.is_transposed()).then(|| packed.unpacked()),
         }
     }
 
@@ -141,12 +135,12 @@ impl Frozen {
         part: &mut Option<Tensor<2>>,
     ) -> Tensor<2> {
         let weights = match (self, whole) {
-            (Self::PackedTransposed(packed), _) => {
+            (_, Some(whole)) => whole.clone().slice_dim(1, columns),
+            (Self::Packed(packed), None) => {
                 let rows = packed.rows(columns, part.take());
                 part.insert(rows).clone().transpose()
             }
-            (_, Some(whole)) => whole.clone().slice_dim(1, columns),
-            _ => unreachable!("only what is packed by columns has no whole"),
+            (Self::Tensor(_), None) => unreachable!("only what is packed has no whole"),
         };
         weights.cast(dtype)
     }

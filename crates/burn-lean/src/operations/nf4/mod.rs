@@ -13,6 +13,7 @@ use burn::module::{
 };
 use burn::tensor::{DType, Int, Tensor};
 
+use crate::backend::constant;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 pub(crate) use packed::Packed;
@@ -268,7 +269,7 @@ impl Reparameterizer for Packer {
         let (packed, dtype) = match matrix.state {
             Some(state) => {
                 drop(param);
-                (Packed::of(&state, &device), DType::F32)
+                (Packed::of(&state, is_transposed, &device), DType::F32)
             }
             None => {
                 let weight = param.into_value().inner();
@@ -280,11 +281,7 @@ impl Reparameterizer for Packer {
                 }
                 // Of rank two.
                 let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
-                let weight = match is_transposed {
-                    true => weight.transpose(),
-                    false => weight,
-                };
-                (Packed::new(weight), dtype)
+                (Packed::new(weight, is_transposed), dtype)
             }
         };
         let adapter = self.lora.as_mut().and_then(|lora| {
@@ -299,6 +296,7 @@ impl Reparameterizer for Packer {
             scales,
             of_scales,
             dims,
+            is_transposed,
         } = packed;
         let weight = Nf4Weight {
             numbers: Param::initialized(ParamId::new(), numbers),
@@ -353,24 +351,22 @@ impl Nf4Weight {
             scales: self.scales.val().inner(),
             of_scales: of_scales.inner(),
             dims: self.dims,
+            is_transposed: self.is_transposed,
         }
     }
 
-    /// The matrix, and whether it is the transposed weight.
+    /// The packed weight.
     ///
     /// # Panics
     ///
     /// If `weight`, which has this in the place of its value, is to be trained.
-    pub(in crate::operations) fn matrix<const D: usize>(
-        &self,
-        weight: &Tensor<D>,
-    ) -> (Packed, bool) {
+    pub(in crate::operations) fn frozen<const D: usize>(&self, weight: &Tensor<D>) -> Packed {
         assert!(
             !weight.is_require_grad(),
             "a weight in four bits cannot be trained: freeze it again, or train its adapter alone with \
              `unfreeze_group`"
         );
-        (self.packed(), self.is_transposed)
+        self.packed()
     }
 }
 
@@ -378,16 +374,7 @@ impl Reparameterization for Nf4Weight {
     const NAME: &'static str = "nf4";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let (matrix, is_transposed) = self.matrix(&base);
-        let dense = match is_transposed {
-            true => matrix.unpacked().transpose(),
-            false => matrix.unpacked(),
-        };
-        let device = base.device();
-        let dense = match device.is_autodiff() {
-            true => Tensor::from_inner(dense),
-            false => dense,
-        };
+        let dense = constant(self.frozen(&base).unpacked(), &base.device());
         let value = match &self.lora {
             Some(lora) => {
                 let delta = lora.delta();

@@ -11,7 +11,7 @@ use crate::backend::is_on_flex;
 #[cfg(feature = "flex")]
 use crate::operations::flex;
 
-/// A matrix `[rows, width]` in four bits, row after row, without autodiff.
+/// A weight in four bits, without autodiff. It is stored as a matrix `[rows, width]`, row after row.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
     /// Eight numbers in a word.
@@ -20,11 +20,18 @@ pub(crate) struct Packed {
     pub(super) scales: Tensor<1, Int>,
     /// The scales of scales, and the mean of scales at last.
     pub(super) of_scales: Tensor<1>,
+    /// Of the matrix.
     pub(super) dims: [usize; 2],
+    /// Whether the matrix is the transposed weight, as PyTorch has linear layers.
+    pub(super) is_transposed: bool,
 }
 
 impl Packed {
-    pub(super) fn new(matrix: Tensor<2>) -> Self {
+    pub(super) fn new(weight: Tensor<2>, is_transposed: bool) -> Self {
+        let matrix = match is_transposed {
+            true => weight.transpose(),
+            false => weight,
+        };
         let (shape, device) = (matrix.dims(), matrix.device());
         let numbers = matrix.cast(DType::F32).into_data();
         let numbers: Vec<f32> = numbers.try_into_vec().expect("it is in f32");
@@ -36,10 +43,10 @@ impl Packed {
             nested_absmax: packed.scales_of_scales,
             nested_offset: packed.mean,
         };
-        Self::of(&state, &device)
+        Self::of(&state, is_transposed, &device)
     }
 
-    pub(super) fn of(state: &Nf4State, device: &Device) -> Self {
+    pub(super) fn of(state: &Nf4State, is_transposed: bool, device: &Device) -> Self {
         let device = device.clone().inner();
         let words = |bytes: &[u8]| {
             let words = nf4::words(bytes);
@@ -57,6 +64,7 @@ impl Packed {
                 (&device, DType::F32),
             ),
             dims: state.shape,
+            is_transposed,
         }
     }
 
@@ -78,8 +86,18 @@ impl Packed {
         }
     }
 
+    /// The shape of the weight.
     pub(crate) fn dims(&self) -> [usize; 2] {
-        self.dims
+        let [rows, width] = self.dims;
+        match self.is_transposed {
+            true => [width, rows],
+            false => [rows, width],
+        }
+    }
+
+    /// Whether the columns of the weight can be unpacked by themselves.
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.is_transposed
     }
 
     /// The rows at these indices, in f32.
@@ -94,11 +112,16 @@ impl Packed {
         self.unpacked().select(0, indices)
     }
 
+    /// The whole weight.
     pub(crate) fn unpacked(&self) -> Tensor<2> {
-        self.rows(0..self.dims[0], None)
+        let matrix = self.rows(0..self.dims[0], None);
+        match self.is_transposed {
+            true => matrix.transpose(),
+            false => matrix,
+        }
     }
 
-    /// These rows, in f32. `scratch` are earlier ones, which nobody needs any more.
+    /// These rows of the matrix, in f32. `scratch` are earlier ones, which nobody needs any more.
     pub(crate) fn rows(&self, rows: Range<usize>, scratch: Option<Tensor<2>>) -> Tensor<2> {
         let [_, width] = self.dims;
         let range = rows.start * width..rows.end * width;
