@@ -67,6 +67,8 @@ mod path;
 mod peft;
 mod recompute;
 mod reduction;
+#[cfg(feature = "scratch")]
+mod scratch;
 mod tape;
 mod tensors;
 #[cfg(feature = "timeline")]
@@ -100,6 +102,8 @@ pub use recompute::{
     checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder, checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
+#[cfg(feature = "scratch")]
+pub use scratch::{Scratch, ScratchError, ScratchUsage};
 pub use tensors::{MapTensor, Tensors};
 
 #[cfg(doctest)]

@@ -56,6 +56,12 @@ pub(crate) fn takes_f32_gradients() {
     answer(|answer| answer.takes_f32 = true);
 }
 
+/// Whether a step is a question.
+#[cfg(feature = "scratch")]
+pub(crate) fn is_question() -> bool {
+    ANSWER.with_borrow(Option::is_some)
+}
+
 /// Called first in its step by an optimizer that does not take every parameter, with the reason if it
 /// does not take this one. Returns whether it was only asked.
 ///

@@ -9,6 +9,8 @@ mod plain;
 mod record;
 mod scaler;
 
+#[cfg(feature = "scratch")]
+pub(crate) use asked::is_question;
 pub(crate) use asked::{Answer, asked};
 #[cfg(feature = "optim")]
 pub(crate) use asked::{answers, is_looked_for, is_only_asked, takes_f32_gradients};

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
-use super::record::record_state;
+use super::record::{Field, record_state};
 use super::settings::checked_clipping;
 use super::step::Whole;
 use crate::gradients::takes_f32_gradients;
@@ -114,9 +114,6 @@ impl Optimizer for AdaLomo {
     }
 
     fn to_device<const D: usize>(state: AdaLomoState<D>, device: &Device) -> AdaLomoState<D> {
-        AdaLomoState {
-            time: state.time,
-            square: state.square.map(|mean| mean.to_device(device)),
-        }
+        state.on_device(device)
     }
 }

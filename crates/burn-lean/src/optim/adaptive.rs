@@ -7,7 +7,7 @@ use lean_arithmetic::optim::rules::{AdaptiveRule, AmsGrad};
 
 use super::Lean;
 use super::moment::Moment;
-use super::record::record_state;
+use super::record::{Field, record_state};
 use super::settings::Settings;
 use super::step::mean;
 
@@ -59,8 +59,7 @@ impl<R: AdaptiveRule> Optimizer for Adaptive<R> {
     }
 
     fn to_device<const D: usize>(state: AdaptiveState<D>, device: &Device) -> AdaptiveState<D> {
-        let momentum = state.momentum.on_device(device);
-        AdaptiveState { momentum }
+        state.on_device(device)
     }
 }
 
@@ -83,17 +82,6 @@ record_state!(AdaptiveMomentumState {
     moment_2,
     max_moment_2
 });
-
-impl<const D: usize> AdaptiveMomentumState<D> {
-    fn on_device(self, device: &Device) -> Self {
-        Self {
-            time: self.time,
-            moment_1: self.moment_1.on_device(device),
-            moment_2: self.moment_2.on_device(device),
-            max_moment_2: self.max_moment_2.map(|moment| moment.on_device(device)),
-        }
-    }
-}
 
 impl<R: AdaptiveRule> Adaptive<R> {
     fn step_moments<const D: usize>(

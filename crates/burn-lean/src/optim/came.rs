@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
-use super::record::record_state;
+use super::record::{Field, record_state};
 use super::settings::checked_clipping;
 use super::step::Whole;
 use crate::gradients::takes_f32_gradients;
@@ -131,11 +131,6 @@ impl Optimizer for Came {
     }
 
     fn to_device<const D: usize>(state: CameState<D>, device: &Device) -> CameState<D> {
-        let on_device = |tensor: Tensor<D>| tensor.to_device(device);
-        CameState {
-            moment_1: on_device(state.moment_1),
-            square: state.square.map(on_device),
-            instability: state.instability.map(|mean| mean.map(on_device)),
-        }
+        state.on_device(device)
     }
 }

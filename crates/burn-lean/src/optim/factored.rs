@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim;
 
 use super::record::Field;
+use crate::tensors::MapTensor;
 
 /// The moving average of a positive tensor.
 pub type Factored<const D: usize> = optim::Factored<Tensor<D>>;
@@ -27,6 +28,10 @@ impl<const D: usize> Field for Factored<D> {
             rows,
             columns,
         })
+    }
+
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
+        self.map(|part| part.map_tensors(map))
     }
 }
 

@@ -8,7 +8,7 @@ use lean_arithmetic::optim::rules::Factors;
 use lean_arithmetic::optim::{Kind, configuration, rules};
 
 use super::moment::Moment;
-use super::record::record_state;
+use super::record::{Field, record_state};
 use super::settings::Settings;
 use super::{EightBitMoments, InOnePass, Lean};
 
@@ -86,7 +86,6 @@ impl Optimizer for Lion {
     }
 
     fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
-        let momentum = state.momentum.on_device(device);
-        LionState { momentum }
+        state.on_device(device)
     }
 }

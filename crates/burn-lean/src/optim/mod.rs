@@ -6,7 +6,7 @@
 //! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
 //! - [Weights in bf16](Bf16Weights), stepped in 32 bits, with [24 of them kept](MasterWeights24);
 //!   with moments in 8 bits [five bytes a parameter](InFiveBytes).
-//! - [States in host memory](Offload).
+//! - [States in host memory](Offload), or [in a file](InScratch), with the weights.
 //!
 //! All are [`Optimizer`]s of Burn: [`init`](Lean::init) makes a [`ModuleOptimizer`], with or
 //! without [gradient release](crate::WithGradientRelease), and each may step a group of parameters.
@@ -24,6 +24,8 @@ mod factored;
 #[cfg(feature = "flex")]
 mod flex;
 mod in_f32;
+#[cfg(feature = "scratch")]
+mod in_scratch;
 mod lion;
 mod moment;
 #[cfg(feature = "flex")]
@@ -50,6 +52,8 @@ pub use adaptive::{Adaptive, AdaptiveMomentumState, AdaptiveState};
 pub use bf16::{Bf16State, Bf16Weights, InFiveBytes};
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;
+#[cfg(feature = "scratch")]
+pub use in_scratch::{InScratch, Scratched, ScratchedState};
 pub use lean_arithmetic::optim::{CannotAccumulate, Kind, MomentDecay};
 pub use lion::{Lion, LionState};
 pub use moment::{EightBit, Format, Moment};

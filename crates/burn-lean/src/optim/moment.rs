@@ -6,6 +6,7 @@ use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 use super::record::Field;
 use crate::gradients::is_looked_for;
+use crate::tensors::MapTensor;
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,16 +114,6 @@ impl<const D: usize> Moment<D> {
             moment => Self::from_tensor(moment.to_tensor(), format),
         }
     }
-
-    pub(super) fn on_device(self, device: &Device) -> Self {
-        match self {
-            Self::Float(floats) => Self::Float(floats.to_device(device)),
-            Self::EightBit(blocks) => Self::EightBit(EightBit {
-                words: blocks.words.to_device(device),
-                ..blocks
-            }),
-        }
-    }
 }
 
 impl EightBit {
@@ -190,5 +181,15 @@ impl<const D: usize> Field for Moment<D> {
         }
         let words = pack(&codes, &scales);
         Some(Self::EightBit(EightBit::new(words, shape, kind, device)))
+    }
+
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
+        match self {
+            Self::Float(floats) => Self::Float(floats.map_tensors(map)),
+            Self::EightBit(blocks) => Self::EightBit(EightBit {
+                words: blocks.words.map_tensors(map),
+                ..blocks
+            }),
+        }
     }
 }

@@ -2,8 +2,12 @@
 //!
 //! Burn's derive makes these for its own crates only.
 
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Int, Tensor};
+
+use crate::tensors::{MapTensor, Tensors};
 
 /// A part of a state, under its whole name.
 pub(super) trait Field: Sized {
@@ -11,6 +15,20 @@ pub(super) trait Field: Sized {
 
     /// `None` if it is missing, or of another kind.
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self>;
+
+    /// Applies a function to each tensor.
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self;
+
+    fn on_device(self, device: &Device) -> Self {
+        let device = device.as_dispatch();
+        self.map_tensors(&mut MapTensor(&mut |tensor: DispatchTensor| match tensor
+            .dtype()
+            .is_float()
+        {
+            true => Dispatch::float_to_device(tensor, device),
+            false => Dispatch::int_to_device(tensor, device),
+        }))
+    }
 }
 
 impl Field for usize {
@@ -20,6 +38,10 @@ impl Field for usize {
 
     fn unflatten(name: &str, source: &mut StateSource, _device: &Device) -> Option<Self> {
         source.take_scalar("", name)?.try_into().ok()
+    }
+
+    fn map_tensors(self, _: &mut MapTensor<'_>) -> Self {
+        self
     }
 }
 
@@ -38,6 +60,10 @@ impl<const D: usize> Field for Tensor<D> {
             false => Self::from_data(data, device),
         })
     }
+
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
+        self.map(map)
+    }
 }
 
 /// A record of words of 32 bits.
@@ -51,6 +77,10 @@ impl Field for Tensor<1, Int> {
         let is_words = data.rank() == 1 && data.dtype() == DType::I32;
         is_words.then(|| Self::from_data(data, (device, DType::I32)))
     }
+
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
+        self.map(map)
+    }
 }
 
 impl<T: Field> Field for Option<T> {
@@ -62,6 +92,10 @@ impl<T: Field> Field for Option<T> {
 
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         Some(T::unflatten(name, source, device))
+    }
+
+    fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
+        self.map(|field| field.map_tensors(map))
     }
 }
 
@@ -101,6 +135,12 @@ macro_rules! record_state {
                 device: &burn::tensor::Device,
             ) -> Option<Self> {
                 burn::optim::RecordState::state_unflatten(name, source, device)
+            }
+
+            fn map_tensors(self, map: &mut crate::tensors::MapTensor<'_>) -> Self {
+                Self {
+                    $($field: crate::optim::record::Field::map_tensors(self.$field, map)),+
+                }
             }
         }
     };

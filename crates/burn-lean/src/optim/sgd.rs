@@ -10,7 +10,7 @@ use lean_arithmetic::optim::rules::{CoupledDecay, Descent, Momentum};
 use lean_arithmetic::optim::{Kind, configuration};
 
 use super::moment::Moment;
-use super::record::record_state;
+use super::record::{Field, record_state};
 use super::settings::Settings;
 use super::{EightBitMoments, InOnePass, Lean};
 
@@ -117,9 +117,6 @@ impl Optimizer for Sgd {
     }
 
     fn to_device<const D: usize>(state: SgdState<D>, device: &Device) -> SgdState<D> {
-        let momentum = state.momentum.map(|momentum| MomentumState {
-            velocity: momentum.velocity.on_device(device),
-        });
-        SgdState { momentum }
+        state.on_device(device)
     }
 }

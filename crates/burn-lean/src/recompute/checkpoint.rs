@@ -12,6 +12,8 @@ use super::random::Seed;
 use super::running::Running;
 use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::marks;
+#[cfg(feature = "scratch")]
+use crate::scratch::scope_uses;
 use crate::tape::{Zeros, is_tracked, node_of};
 use crate::tensors::{MapTensor, Tensors};
 
@@ -82,6 +84,8 @@ where
         return forward(module, input);
     };
 
+    #[cfg(feature = "scratch")]
+    scope_uses(&kept);
     let run = || {
         let forward = || recording(|| forward(&kept, constant.clone()));
         marks::operation("checkpoint", forward)
@@ -119,6 +123,8 @@ where
         leaves: found,
     };
     let again = move || {
+        #[cfg(feature = "scratch")]
+        scope_uses(&kept);
         let running = Running::of(&kept);
         let mut leaves = NewLeaves {
             are_trained: are_trained.into_iter(),
@@ -272,6 +278,8 @@ pub(super) fn seeded<M: Module, I: Tensors, O>(
         inputs.take(tensor.clone());
         tensor
     }));
+    #[cfg(feature = "scratch")]
+    scope_uses(module);
     match inputs.device_of(module) {
         Some(device) => {
             let run = || forward(module, input);

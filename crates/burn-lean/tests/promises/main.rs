@@ -53,6 +53,9 @@ mod random_programs;
 
 mod scopes;
 
+#[cfg(feature = "scratch")]
+mod scratch;
+
 mod small;
 
 mod threads;
