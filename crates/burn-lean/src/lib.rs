@@ -99,7 +99,8 @@ pub use optimizer::{
 pub use peft::{PeftError, load_adapters, save_adapters};
 pub use recompute::{
     Budget, BudgetPass, DecoderLayers, DecoderMasks, EncoderLayers, Planned, TwoPasses, checkpoint,
-    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder, checkpoint_steps,
+    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder, checkpoint_on,
+    checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 #[cfg(feature = "scratch")]

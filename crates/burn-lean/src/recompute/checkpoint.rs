@@ -70,9 +70,39 @@ where
     F: Fn(&M, I) -> O + Send + Sync + 'static,
 {
     // The scope around this one recomputes it.
-    if mode() == Mode::Recording {
-        return seeded(module, input, forward);
+    match mode() {
+        Mode::Recording => seeded(module, input, forward),
+        _ => scope(module, input, Place::OfModule, forward),
     }
+}
+
+/// The device that a scope computes on.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// That of the module, and of the input.
+    OfModule,
+    /// One that the module comes to each time. The input is there.
+    Visited(Device),
+}
+
+impl Place {
+    /// The module where the scope computes.
+    fn module<M: Module>(&self, module: M) -> M {
+        match self {
+            Self::OfModule => module,
+            Self::Visited(device) => module.to_device(device),
+        }
+    }
+}
+
+/// A scope that no other one recomputes.
+pub(super) fn scope<M, I, O, F>(module: &M, input: I, place: Place, forward: F) -> O
+where
+    M: Module + Sync + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Send + Sync + 'static,
+{
     let mut inputs = Inputs::default();
     let constant = input
         .clone()
@@ -80,14 +110,19 @@ where
     // Constants: Burn frees no graph of which a node is held.
     let mut leaves = Leaves::default();
     let kept = module.clone().map(&mut leaves);
-    let Some(device) = inputs.device_of(&kept) else {
-        return forward(module, input);
+    let device = match &place {
+        Place::OfModule => inputs.device_of(&kept),
+        Place::Visited(device) => Some(device.clone()).filter(Device::is_autodiff),
+    };
+    let Some(device) = device else {
+        return forward(&place.module(module.clone()), input);
     };
 
     #[cfg(feature = "scratch")]
     scope_uses(&kept);
     let run = || {
-        let forward = || recording(|| forward(&kept, constant.clone()));
+        let module = place.module(kept.clone());
+        let forward = || recording(|| forward(&module, constant.clone()));
         marks::operation("checkpoint", forward)
     };
     let (output, seed) = Seed::run(&device, inputs.reading_waits, run);
@@ -109,6 +144,7 @@ where
     );
     let Leaves { found, are_trained } = leaves;
     let of_leaves = found.iter().map(|(leaf, _)| leaf);
+    let of_leaves = of_leaves.filter(|_| matches!(place, Place::OfModule));
     let of_inputs = inputs.tracked.iter().flatten();
     let mut tensors = floats.iter().chain(of_inputs).chain(of_leaves);
     assert!(
@@ -121,6 +157,7 @@ where
     let parents = Parents {
         inputs: inputs.tracked,
         leaves: found,
+        are_elsewhere: matches!(place, Place::Visited(_)),
     };
     let again = move || {
         #[cfg(feature = "scratch")]
@@ -131,7 +168,7 @@ where
             made: Vec::new(),
         };
         // Without the constants, the weights have no owner but the tape of the scope.
-        let module = kept.map(&mut leaves);
+        let module = place.module(kept).map(&mut leaves);
         let mut inputs = Vec::new();
         let mut needs = needs.into_iter();
         let input = constant.map(&mut MapTensor(&mut |tensor| {

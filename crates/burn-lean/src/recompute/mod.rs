@@ -9,6 +9,7 @@ mod outline;
 mod random;
 mod running;
 mod two_passes;
+mod visiting;
 
 pub use budget::{Budget, BudgetPass, Planned};
 pub use checkpoint::checkpoint;
@@ -22,3 +23,4 @@ pub(crate) use mode::{Mode, check_outside_of_scopes, mode};
 pub(crate) use random::forget_random;
 
 pub use two_passes::TwoPasses;
+pub use visiting::checkpoint_on;

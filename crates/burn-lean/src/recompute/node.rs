@@ -13,7 +13,10 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+use burn::backend::{
+    AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchTensor,
+    TensorMetadata,
+};
 
 use super::mode::replaying;
 use crate::backend::plain;
@@ -30,6 +33,8 @@ pub(super) struct Parents {
     pub(super) inputs: Vec<Option<DispatchTensor>>,
     /// The leaves of its parameters, and whether they are distributed.
     pub(super) leaves: Vec<(DispatchTensor, bool)>,
+    /// Whether the scope computes on another device than they are on.
+    pub(super) are_elsewhere: bool,
 }
 
 /// A recomputed scope on a tape of its own.
@@ -66,9 +71,17 @@ struct InputNode {
 struct Scope {
     again: RunAgain,
     inputs: Vec<Option<InputNode>>,
-    /// The nodes of the leaves, and whether the sum of their gradients may be taken.
-    leaves: Vec<(NodeId, bool)>,
+    leaves: Vec<OuterLeaf>,
     grads: OutputGrads,
+}
+
+/// The leaf of a parameter, outside of the scope.
+struct OuterLeaf {
+    id: NodeId,
+    /// Whether the sum of its gradients may be taken.
+    may_take: bool,
+    /// Its device, if the scope computes on another one.
+    elsewhere: Option<DispatchDevice>,
 }
 
 /// The gradients that the nodes of the outputs have received, by the index of the output. The nodes
@@ -93,13 +106,15 @@ pub(super) fn scope_node(
         is_leaf: Dispatch::float_is_require_grad(input),
     };
     let inputs = parents.inputs.iter();
-    let leaves = parents.leaves.iter();
+    let leaf = |(leaf, is_distributed): &(DispatchTensor, bool)| OuterLeaf {
+        id: id_of(leaf),
+        may_take: !is_distributed,
+        elsewhere: (parents.are_elsewhere).then(|| plain(leaf.clone()).device()),
+    };
     let scope = Scope {
         again,
         inputs: inputs.map(|tensor| tensor.as_ref().map(input)).collect(),
-        leaves: leaves
-            .map(|(leaf, is_distributed)| (id_of(leaf), !is_distributed))
-            .collect(),
+        leaves: parents.leaves.iter().map(leaf).collect(),
         grads: grads.clone(),
     };
     drop(parents);
@@ -125,20 +140,32 @@ pub(super) fn scope_node(
     outputs.collect()
 }
 
+impl OuterLeaf {
+    /// A gradient from the tape of the scope, where the parameter is.
+    fn grad(&self, grad: DispatchTensor) -> DispatchTensor {
+        match &self.elsewhere {
+            None => grad,
+            Some(device) => Dispatch::float_to_device(grad, device),
+        }
+    }
+}
+
 /// Gives the gradients of leaves on the tape of a scope to those who await them outside.
-struct Outer(Vec<NodeId>);
+struct Outer(Vec<OuterLeaf>);
 
 impl Owner for Outer {
     fn complete(&self, place: usize, grad: DispatchTensor) {
-        reach(self.0[place].value, Some(grad));
+        let leaf = &self.0[place];
+        reach(leaf.id.value, Some(leaf.grad(grad)));
     }
 
     fn is_left(&self, place: usize, grad: Option<DispatchTensor>) {
-        reach(self.0[place].value, grad);
+        let leaf = &self.0[place];
+        reach(leaf.id.value, grad.map(|grad| leaf.grad(grad)));
     }
 
     fn is_added_to(&self, place: usize) {
-        refuse(self.0[place].value);
+        refuse(self.0[place].id.value);
     }
 }
 
@@ -174,20 +201,18 @@ impl Scope {
                 seeds.extend(sum.map(|sum| (id_of(leaf), sum)));
             }
         }
-        let outer = Rc::new(Outer(self.leaves.iter().map(|(leaf, _)| *leaf).collect()));
+        let outer = Rc::new(Outer(self.leaves));
         let take = take_gradient(&outputs[0]);
         let mut frame = Frame::default();
-        let are_awaited: Vec<bool> = self
-            .leaves
-            .iter()
-            .map(|(leaf, _)| is_awaited(*leaf))
-            .collect();
-        for (place, ((leaf, may_take), inner)) in self.leaves.iter().zip(&of_leaves).enumerate() {
+        let are_awaited: Vec<bool> = outer.0.iter().map(|leaf| is_awaited(leaf.id)).collect();
+        for (place, (leaf, inner)) in outer.0.iter().zip(&of_leaves).enumerate() {
+            // A sum on another device stays there, and is added to.
+            let is_here = leaf.elsewhere.is_none();
             if are_awaited[place] {
-                let partial = take_partial(*leaf);
+                let partial = is_here.then(|| take_partial(leaf.id)).flatten();
                 frame.wait_for(inner.id.value, take, partial, outer.clone(), place);
-            } else if *may_take {
-                let sum = take_sum(*leaf, &inner.zeros.all(), grads);
+            } else if leaf.may_take && is_here {
+                let sum = take_sum(leaf.id, &inner.zeros.all(), grads);
                 seeds.extend(sum.map(|sum| (inner.id, sum)));
             }
         }
@@ -210,12 +235,12 @@ impl Scope {
                 register(grads, input.id, Zeros::like(&plain(leaf.clone())).all());
             }
         }
-        for (place, ((outer, _), leaf)) in self.leaves.iter().zip(&of_leaves).enumerate() {
+        for (place, (outer, leaf)) in outer.0.iter().zip(&of_leaves).enumerate() {
             if are_awaited[place] {
                 continue;
             }
             if let Some(grad) = take_sum(leaf.id, &leaf.zeros.all(), &mut inner) {
-                register(grads, *outer, grad);
+                register(grads, outer.id, outer.grad(grad));
             }
         }
     }

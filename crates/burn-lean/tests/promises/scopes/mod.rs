@@ -3,6 +3,8 @@
 mod noise;
 mod refused;
 mod twice;
+#[cfg(feature = "ndarray")]
+mod visiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
