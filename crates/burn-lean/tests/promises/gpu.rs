@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Lora;
+use burn::optim::{AdamW, Optimizer};
 use burn_lean::EarlyGradients;
 use burn_lean::operations::{Nf4, Nf4Weight, nn};
 
 use crate::harness::prelude::*;
-use crate::harness::{distance, watched_adamw};
+use crate::harness::{distance, watched};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -51,17 +52,21 @@ fn device_alone() -> MutexGuard<'static, ()> {
     DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// AdamW that notes the most bytes in use on the device when it steps a parameter.
-fn metered(device: &Device) -> (ModuleOptimizer, Arc<AtomicU64>) {
+/// An optimizer that notes the most bytes in use on the device when it steps a parameter.
+fn metered(device: &Device, optim: impl Optimizer + 'static) -> (ModuleOptimizer, Arc<AtomicU64>) {
     let most = Arc::new(AtomicU64::new(0));
     let (device, noted) = (device.clone().inner(), most.clone());
-    let optim = watched_adamw(move || {
+    let optim = watched(optim, move || {
         // What was only queued is not in use yet.
         device.sync().unwrap();
         let usage = device.memory_pool_usage().expect("it is known");
         noted.fetch_max(usage.bytes_in_use, Ordering::Relaxed);
     });
     (optim, most)
+}
+
+fn decaying() -> AdamW {
+    AdamWConfig::new().with_weight_decay(0.01).build()
 }
 
 #[test]
@@ -71,7 +76,7 @@ fn numbers_and_memory() {
     let params = LAYERS * (2 * WIDTH + 8 * WIDTH * WIDTH + 5 * WIDTH);
     let gradients = 4 * params as u64;
 
-    let (mut plain, of_plain) = metered(&device);
+    let (mut plain, of_plain) = metered(&device, decaying());
     let mut model = seeded(&device, blocks);
     let mut expected = Vec::new();
     for step in 0..5 {
@@ -82,7 +87,7 @@ fn numbers_and_memory() {
     device.clone().inner().memory_cleanup();
 
     for again in [false, true] {
-        let (optim, of_release) = metered(&device);
+        let (optim, of_release) = metered(&device, decaying());
         let mut optim = optim.with_gradient_release();
         let mut model = seeded(&device, blocks);
         for (step, expected) in expected.iter().enumerate() {
@@ -113,6 +118,51 @@ fn numbers_and_memory() {
         drop((model, optim));
         device.clone().inner().memory_cleanup();
     }
+}
+
+/// The weights are on the host, and visit the device a layer at a time: of 24 layers, three at most are in
+/// use there, a gradient among them.
+#[cfg(feature = "flex")]
+#[test]
+fn a_model_on_the_host_trains_on_the_device() {
+    use burn_lean::checkpoint_on;
+
+    const WIDTH: usize = 256;
+    const LAYERS: usize = 24;
+
+    let _device = device_alone();
+    let gpu = Device::wgpu(Default::default()).autodiff();
+    let layers = |device: &Device| -> Vec<Linear> {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
+        (0..LAYERS).map(layer).collect()
+    };
+    let loss = |layers: &Vec<Linear>, step| {
+        let forward = |layer: &Linear, x: Tensor<2>| x.clone() + gelu(layer.forward(x));
+        let run = |x, layer| checkpoint_on(&gpu, layer, x, forward);
+        let x = numbers::<2>([4, WIDTH], step, &gpu);
+        layers.iter().fold(x, run).square().mean()
+    };
+    let train = |device: &Device| {
+        let (optim, most) = metered(&gpu, SgdConfig::new().build());
+        let mut optim = optim.with_gradient_release();
+        let mut model = seeded(device, layers);
+        for step in 0..3 {
+            model = release_step(model, &mut optim, |model| loss(model, step));
+            assert_eq!(optim.last_step().unwrap().in_place(), 2 * LAYERS);
+        }
+        let weights = bits(&model);
+        drop((model, optim));
+        gpu.clone().inner().memory_cleanup();
+        (weights, most.load(Ordering::Relaxed))
+    };
+    let ((expected, of_all), (found, of_visits)) = (train(&gpu), train(&flex()));
+    let layer = (4 * WIDTH * (WIDTH + 1)) as u64;
+    println!("in use at a step: all {of_all}, visits {of_visits}, a layer {layer}");
+    assert!(of_all > LAYERS as u64 * layer, "{of_all}");
+    // The inputs of the layers, which wait for backward, are 4 kB each.
+    assert!(of_visits < 4 * layer, "{of_visits}, {layer}");
+    // Alike but for a step, which Flex computes without contracting products and sums.
+    assert!(distance(&found, &expected) < 1e-5);
 }
 
 /// A model with norms in f32 and the rest in f16, as WGSL has no bf16, stepped in five bytes a

@@ -264,6 +264,41 @@ fn draws_and_steps() {
     );
 }
 
+/// Adapters over a base in four bits that is in the file.
+#[cfg(feature = "operations")]
+#[test]
+fn a_packed_base_is_in_the_file() {
+    use burn::module::Lora;
+    use burn_lean::operations::{Nf4, nn};
+
+    type Layers = Vec<nn::Linear>;
+    let layer = |_| nn::LinearConfig::new(256, 256).init(&flex());
+    let base: Layers = numbered((0..LAYERS).map(layer).collect());
+    let scratch = scratch();
+    let nf4 = || Nf4::new().with_lora(Lora::new(4, 8.0));
+    flex().seed(1);
+    let plain = nf4().pack(base.clone()).unwrap();
+    flex().seed(1);
+    let placed = nf4().in_scratch(&scratch).pack(base).unwrap();
+    // Four bits a number, and a byte for 64 of them in less than a page.
+    let packed = 256 * 256 / 2;
+    assert_eq!(scratch.usage().in_use, LAYERS as u64 * packed);
+    let trained = [plain, placed].map(|mut model| {
+        let adamw = AdamWConfig::new().in_one_pass().in_scratch(&scratch);
+        let mut optim = adamw.init().with_gradient_release();
+        for step in 0..5 {
+            model = release_step(model, &mut optim, |model| {
+                let x = numbers::<2>([5, 256], step, &flex());
+                let forward = |layer: &nn::Linear, x| gelu(layer.forward(x));
+                let run = |x, layer| checkpoint(layer, x, forward);
+                model.iter().fold(x, run).square().mean()
+            });
+        }
+        bits(&model)
+    });
+    assert_eq!(trained[0], trained[1]);
+}
+
 /// In the file the input waits for backward, with the gradient that it has in memory.
 #[test]
 fn inputs_of_scopes_wait_in_the_file() {

@@ -15,6 +15,8 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::backend::constant;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
+#[cfg(feature = "scratch")]
+use crate::scratch::{Scratch, ScratchError};
 
 pub(crate) use packed::Packed;
 pub use state::Nf4State;
@@ -45,10 +47,12 @@ pub use state::Nf4State;
 pub struct Nf4 {
     group: Option<ParamGroup>,
     lora: Option<Lora>,
+    #[cfg(feature = "scratch")]
+    scratch: Option<Scratch>,
 }
 
 /// A weight that cannot be packed. The model is dropped.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
     /// Four bits cannot hold it.
@@ -75,6 +79,15 @@ pub enum PackError {
         /// That of the state.
         found: [usize; 2],
     },
+    /// It cannot be in the scratch file.
+    #[cfg(feature = "scratch")]
+    #[error("{path} cannot be in the scratch file: {error}")]
+    Scratch {
+        /// The path of the weight.
+        path: String,
+        /// Why not.
+        error: ScratchError,
+    },
 }
 
 impl Nf4 {
@@ -96,6 +109,14 @@ impl Nf4 {
     #[must_use]
     pub fn with_lora(mut self, lora: Lora) -> Self {
         self.lora = Some(lora);
+        self
+    }
+
+    /// Puts each packed weight into a file, when it is packed.
+    #[cfg(feature = "scratch")]
+    #[must_use]
+    pub fn in_scratch(mut self, scratch: &Scratch) -> Self {
+        self.scratch = Some(scratch.clone());
         self
     }
 
@@ -168,6 +189,8 @@ impl Nf4 {
         let model = model.apply_reparameterization(Packer {
             matrices,
             lora: self.lora,
+            #[cfg(feature = "scratch")]
+            scratch: self.scratch,
             error: Rc::clone(&error),
         });
         match error.take() {
@@ -249,8 +272,30 @@ impl Reparameterizer for Others<'_> {
 struct Packer {
     matrices: HashMap<ParamId, Matrix>,
     lora: Option<Lora>,
+    #[cfg(feature = "scratch")]
+    scratch: Option<Scratch>,
     /// Burn's traversal cannot fail.
     error: Rc<RefCell<Option<PackError>>>,
+}
+
+#[cfg(feature = "scratch")]
+impl Packer {
+    fn placed(&self, path: &str, mut packed: Packed) -> Packed {
+        let Some(scratch) = &self.scratch else {
+            return packed;
+        };
+        for words in [&mut packed.numbers, &mut packed.scales] {
+            match scratch.keep(words.clone()) {
+                Ok(placed) => *words = placed,
+                Err(error) => {
+                    let path = path.into();
+                    let mut first = self.error.borrow_mut();
+                    first.get_or_insert(PackError::Scratch { path, error });
+                }
+            }
+        }
+        packed
+    }
 }
 
 impl Reparameterizer for Packer {
@@ -284,6 +329,8 @@ impl Reparameterizer for Packer {
                 (Packed::new(weight, is_transposed), dtype)
             }
         };
+        #[cfg(feature = "scratch")]
+        let packed = self.placed(path, packed);
         let adapter = self.lora.as_mut().and_then(|lora| {
             // Burn asks for its shape and type.
             let one = Tensor::<D>::zeros([1; D], (&device, dtype));
