@@ -124,6 +124,10 @@ mod pages {
     #[doc = include_str!("../../../docs/gradients.md")]
     struct Gradients;
 
+    #[cfg(feature = "scratch")]
+    #[doc = include_str!("../../../docs/larger-than-memory.md")]
+    struct LargerThanMemory;
+
     #[doc = include_str!("../../../docs/lora.md")]
     struct Lora;
 

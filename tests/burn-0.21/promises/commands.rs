@@ -19,7 +19,7 @@ const PARSED: [&str; 5] = [
 ];
 
 /// Programs with arguments that no test reads, and why.
-const NOT_PARSED: [(&str, &str); 9] = [
+const NOT_PARSED: [(&str, &str); 10] = [
     ("benchmarks accuracy", "a number; trains for minutes"),
     ("benchmarks clipping", "numbers; measures for minutes"),
     ("benchmarks digits", "numbers; trains for minutes"),
@@ -27,6 +27,7 @@ const NOT_PARSED: [(&str, &str); 9] = [
     ("finetune", "names of the reader's own files"),
     ("language-model", "the name of a file"),
     ("language-model precision", "one word; trains for minutes"),
+    ("larger-than-memory", "the name of a folder"),
     ("lora", "names and numbers; trains for minutes"),
     ("lora beside_burn", "numbers; measures for minutes"),
 ];
