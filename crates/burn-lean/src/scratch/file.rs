@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use burn::tensor::{AllocationProperty, Bytes};
 use burn_std::{AccessError, AccessPolicy, AllocationController};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
-use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs};
+use rustix::fs::{self, FallocateFlags, fadvise, fallocate, fstatfs, fstatvfs};
 
 use super::ScratchError;
 use super::space::{PAGE, Place, Space, whole_pages};
@@ -105,10 +106,9 @@ impl ScratchFile {
                 .map_raw(&self.file)
         });
         let map = mapped.map_err(|error| {
-            let error = failed(error);
-            // A part of it may be there.
+            // A part of it may be there, which is free again.
             let _ = self.file.set_len(start);
-            error
+            failed(error)
         })?;
         let segment = segments.len();
         segments.push(Segment { map, start });
@@ -185,27 +185,18 @@ impl ScratchFile {
         });
     }
 
-    /// Asks the system to write a place in the background, where it was changed, and to forget it where it
-    /// was not.
-    pub(super) fn write_behind(&self, place: Place) {
-        let start = self.with_segment(place, |segment| segment.start) + place.offset as u64;
-        let len = std::num::NonZeroU64::new(place.len as u64);
-        let _ = rustix::fs::fadvise(&self.file, start, len, rustix::fs::Advice::DontNeed);
-    }
-
-    /// Takes a place out of the memory of the process. What was changed stays with the system until it is
-    /// written.
+    /// Takes a place out of the memory of the process, and asks the system to write it in the background where
+    /// it was changed, and to forget it where it was not.
     pub(super) fn let_go(&self, place: Place) {
-        self.with_segment(place, |segment| {
-            let (offset, len) = (place.offset, place.len);
+        let start = self.with_segment(place, |segment| {
+            let (map, offset, len) = (&segment.map, place.offset, place.len);
+            // First: the system would stop all threads for each page that it writes and that they still see.
             // SAFETY: of a shared mapping of a file, the bytes stay what they are.
-            let _ = unsafe {
-                segment
-                    .map
-                    .unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)
-            };
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
+            segment.start + offset as u64
         });
-        self.write_behind(place);
+        let len = NonZeroU64::new(place.len as u64);
+        let _ = fadvise(&self.file, start, len, fs::Advice::DontNeed);
     }
 }
 

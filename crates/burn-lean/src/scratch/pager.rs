@@ -120,8 +120,8 @@ impl Memory {
             for wish in self.wishes() {
                 match wish {
                     Wish::ReadAhead(place) => file.read_ahead(place),
-                    Wish::WriteBehind(place) => file.write_behind(place),
-                    Wish::LetGo(place) => file.let_go(place),
+                    // What is written is forgotten the second time.
+                    Wish::WriteBehind(place) | Wish::LetGo(place) => file.let_go(place),
                 }
             }
         }
