@@ -3,6 +3,4 @@
 pub mod chat;
 pub mod config;
 pub mod data;
-pub mod files;
 pub mod model;
-pub mod rope;

@@ -6,6 +6,7 @@
 //!
 //! The text is plain, or has a line of JSON for each conversation (`.jsonl`).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -16,11 +17,11 @@ use burn::optim::{AdamWConfig, OptimizerRecord};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::operations::Nf4;
 use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
+use burn_lean::safetensors::{read_all, save};
 use burn_lean::{MixedPrecision, ReleaseOptimizer, WithGradientRelease, no_decay, save_adapters};
 use clap::{Parser, ValueEnum};
 use finetune::config::ModelConfig;
 use finetune::data::{Data, tokenizer};
-use finetune::files::{Types, Weights, read_all, save};
 use finetune::model::Decoder;
 use peak_alloc::PeakAlloc;
 use tokenizers::Tokenizer;
@@ -99,15 +100,17 @@ fn main() -> Result<()> {
     let open = |path| Data::open(path, &options.model, &tokenizer, time, options.seed);
     let mut data = open(&options.text)?;
     let validation = options.validation.as_deref().map(open).transpose()?;
-    let weights = Weights::open(&options.model)?;
-    let types = weights.types();
+    let mut weights = finetune::model::open(&options.model)?;
+    let types = weights
+        .tensors()
+        .map(|(name, dtype, _)| (name.to_owned(), dtype));
+    let types: BTreeMap<_, _> = types.collect();
     let is_wide = types.values().any(|&dtype| dtype != DType::BF16);
-    let to_read = match options.how {
-        // All bits of f32 and f16 are for the optimizer.
-        How::FiveBytes if is_wide => Types::F32,
-        _ => Types::Bf16,
-    };
-    let model = weights.load(config.init(time, &device), to_read)?;
+    // All bits of f32 and f16 are for the optimizer.
+    if options.how != How::FiveBytes || !is_wide {
+        weights = weights.with_precision(MixedPrecision::bf16());
+    }
+    let model = weights.load(config.init(time, &device), str::to_owned)?;
     // Two runs cannot have one folder.
     fs::create_dir(&options.output)
         .with_context(|| format!("a new folder {}", options.output.display()))?;
@@ -160,7 +163,8 @@ fn main() -> Result<()> {
                 model = adamw.weights_to_f32(model, optim.to_record())?;
             }
             drop(optim);
-            save(&model, &options.output, types)?;
+            let file = options.output.join("model.safetensors");
+            save(&model, file, str::to_owned, |name, _| types[name])?;
             copy_rest(&options.model, &options.output)
         }
         // Modules have the names of Python's.

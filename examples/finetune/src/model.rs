@@ -1,10 +1,13 @@
 //! A decoder of the Llama family. Fields have the names of the files.
 
+use std::path::Path;
+
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::checkpoint_each;
 use burn_lean::operations::{Attention, linear_cross_entropy, nn, swiglu};
+use burn_lean::safetensors::{SafetensorsError, Weights};
 
 use crate::config::ModelConfig;
 
@@ -51,6 +54,17 @@ struct Mlp {
     down_proj: nn::Linear,
 }
 
+/// The weights in a folder.
+///
+/// # Errors
+///
+/// Those of [`Weights::open`].
+pub fn open(folder: &Path) -> Result<Weights, SafetensorsError> {
+    // Tables of older files, that every reader computes.
+    let is_table = |name: &str| name.ends_with(".rotary_emb.inv_freq");
+    Ok(Weights::open(folder)?.without(is_table))
+}
+
 /// Texts, and where they have a next token to learn.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -74,7 +88,8 @@ impl ModelConfig {
             config.init(device)
         };
         let (queries, keys) = (self.heads * self.head_size, self.key_heads * self.head_size);
-        let rotary = self.rope.encoding(time, self.head_size, device);
+        let rotary = nn::RotaryEncodingConfig::new(time, self.head_size).with_theta(self.theta);
+        let rotary = rotary.init_scaled(&self.scaling, device);
         let query_norm = || self.has_query_norms.then(|| norm(self.head_size));
         let layer = |&window: &Option<usize>| Layer {
             self_attn: SelfAttention {

@@ -95,10 +95,9 @@ fn padding_changes_no_loss() {
     let folder = model("llama");
     let device = Device::flex();
     let config = finetune::config::ModelConfig::open(folder.path()).unwrap();
-    let weights = finetune::files::Weights::open(folder.path()).unwrap();
-    let model = weights
-        .load(config.init(24, &device), finetune::files::Types::F32)
-        .unwrap();
+    let weights = finetune::model::open(folder.path()).unwrap();
+    let model = weights.load(config.init(24, &device), str::to_owned);
+    let model = model.unwrap();
     let lines = "{\"text\": \"one two three four five\"}\n{\"text\": \"six five\"}\n";
     let mut data = open(folder.path(), "text.jsonl", lines, 24).unwrap();
     let each: Vec<f32> = data
