@@ -10,7 +10,7 @@ use burn::tensor::Shape;
 use serde::{Deserialize, Serialize};
 
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::safetensors::{Place, SafetensorsError, fill, tensors_of, write};
+use crate::safetensors::{OwnValues, Place, SafetensorsError, fill, tensors_of, write};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG: &str = "adapter_config.json";
@@ -115,7 +115,7 @@ pub fn save_adapters<M: Module>(
     let text = serde_json::to_string_pretty(&config).expect("it is made of texts and numbers");
     std::fs::create_dir_all(folder).map_err(of_config)?;
     let file = folder.join(WEIGHTS);
-    write(model, &file, places(&adapters), |_, dtype| dtype).map_err(of_weights)?;
+    write(model, &file, places(&adapters), |_, dtype| dtype, OwnValues).map_err(of_weights)?;
     std::fs::write(folder.join(CONFIG), text).map_err(of_config)
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::DType;
 
+use crate::error::ReleaseError;
 use crate::mixed_precision::CastError;
 
 /// Why weights were not read or written.
@@ -60,6 +61,9 @@ pub enum SafetensorsError {
     /// The model cannot be in this precision.
     #[error(transparent)]
     Precision(#[from] CastError),
+    /// The optimizer has no whole states.
+    #[error(transparent)]
+    Optimizer(#[from] ReleaseError),
 }
 
 impl SafetensorsError {

@@ -34,6 +34,8 @@ mod write;
 pub use error::SafetensorsError;
 pub use load::{Weights, read_all};
 pub use write::save;
+#[cfg(feature = "optim")]
+pub use write::save_master_weights;
 
 #[cfg(feature = "peft")]
 pub(crate) use load::fill;
@@ -42,7 +44,7 @@ pub(crate) use names::Place;
 #[cfg(feature = "peft")]
 pub(crate) use read::tensors_of;
 #[cfg(feature = "peft")]
-pub(crate) use write::write;
+pub(crate) use write::{OwnValues, write};
 
 /// Bytes of a block.
 const BLOCK: usize = 1 << 18;

@@ -13,6 +13,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
 use super::names::Place;
+#[cfg(feature = "optim")]
+use crate::optimizer::{MasterWeights, ReleaseOptimizer};
 use crate::path::{Path, PathVisitor, WithPaths};
 
 /// Writes the float parameters of a model into a file, which is there as a whole, or stays as it was.
@@ -29,12 +31,53 @@ pub fn save<M: Module>(
     names: impl Fn(&str) -> String,
     dtype: impl Fn(&str, DType) -> DType,
 ) -> Result<(), SafetensorsError> {
+    let place = |path: &Path| Some(Place::of(path, &names));
+    write(model, file.as_ref(), place, dtype, OwnValues)
+}
+
+/// [`save`] with the bits that [`Bf16Weights`](crate::optim::Bf16Weights) keeps in the states of the
+/// optimizer: where `dtype` gives F32, the file has the master weights. It takes one parameter in f32 more.
+///
+/// # Errors
+///
+/// Those of [`save`], and [`Interrupted`](crate::ReleaseError::Interrupted).
+#[cfg(feature = "optim")]
+pub fn save_master_weights<M: Module>(
+    model: &M,
+    optim: &ReleaseOptimizer,
+    file: impl AsRef<FilePath>,
+    names: impl Fn(&str) -> String,
+    dtype: impl Fn(&str, DType) -> DType,
+) -> Result<(), SafetensorsError> {
+    let place = |path: &Path| Some(Place::of(path, &names));
     write(
         model,
         file.as_ref(),
-        |path| Some(Place::of(path, &names)),
+        place,
         dtype,
+        MasterWeights::of(optim)?,
     )
+}
+
+/// Where numbers come from.
+pub(crate) trait Values {
+    fn take<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) -> Tensor<D>;
+}
+
+/// From the parameters.
+pub(crate) struct OwnValues;
+
+impl Values for OwnValues {
+    fn take<const D: usize>(&mut self, _: &Path, param: &Param<Tensor<D>>) -> Tensor<D> {
+        param.base().inner()
+    }
+}
+
+#[cfg(feature = "optim")]
+impl Values for MasterWeights {
+    fn take<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) -> Tensor<D> {
+        self.of_param(path, param)
+    }
 }
 
 /// Writes the parameters that have a place.
@@ -43,6 +86,7 @@ pub(crate) fn write<M: Module>(
     path: &FilePath,
     place: impl Fn(&Path) -> Option<Place>,
     dtype: impl Fn(&str, DType) -> DType,
+    values: impl Values,
 ) -> Result<(), SafetensorsError> {
     let mut plan = Plan {
         place: &place,
@@ -61,6 +105,7 @@ pub(crate) fn write<M: Module>(
         AtomicFile::create(path).map_err(|error| contents(error.to_string()))?;
     let mut blocks = Blocks {
         place,
+        values,
         file,
         starts,
         error: None,
@@ -69,6 +114,8 @@ pub(crate) fn write<M: Module>(
     model.visit(&mut WithPaths::new(&mut blocks));
     let written = blocks.error.map_or_else(|| blocks.file.sync_all(), Err);
     written.map_err(|error| SafetensorsError::file(path, error))?;
+    // Else Windows would not rename it.
+    drop(blocks.file);
     unfinished
         .commit()
         .map_err(|error| contents(error.to_string()))
@@ -150,15 +197,16 @@ fn plan_file(mut tensors: Vec<Planned>) -> io::Result<(Vec<u8>, Starts)> {
 }
 
 /// Writes tensors where they belong.
-struct Blocks<P> {
+struct Blocks<P, V> {
     place: P,
+    values: V,
     file: File,
     starts: Starts,
     /// The first one: Burn's traversal cannot fail.
     error: Option<io::Error>,
 }
 
-impl<P> Blocks<P> {
+impl<P, V> Blocks<P, V> {
     fn write_head(&mut self, head: &[u8]) {
         self.error = self.file.write_all(head).err();
     }
@@ -185,12 +233,13 @@ impl<P> Blocks<P> {
     }
 }
 
-impl<P: Fn(&Path) -> Option<Place>> PathVisitor for Blocks<P> {
+impl<P: Fn(&Path) -> Option<Place>, V: Values> PathVisitor for Blocks<P, V> {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         if self.error.is_none()
             && let Some(place) = (self.place)(path)
         {
-            self.error = self.write(&place, param.base().inner()).err();
+            let value = self.values.take(path, param);
+            self.error = self.write(&place, value).err();
         }
     }
 }
