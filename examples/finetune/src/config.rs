@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use burn_lean::operations::nn::RotaryScaling;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Fields that change nothing here: names, tokens, how to write the file, what only Python does.
-const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map bos_token_id chunk_size_feed_forward \
-    dtype eos_token_id id2label initializer_range label2id output_attentions output_hidden_states \
+const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map chunk_size_feed_forward \
+    dtype id2label initializer_range label2id output_attentions output_hidden_states \
     pad_token_id pretraining_tp problem_type return_dict torch_dtype transformers_version use_cache";
 
 /// A decoder of the Llama family.
@@ -18,6 +19,8 @@ const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map bos_token_id 
 pub struct ModelConfig {
     /// `vocab_size`
     pub vocabulary: usize,
+    /// `bos_token_id` and `eos_token_id`
+    pub special_tokens: Vec<u32>,
     /// `hidden_size`
     pub width: usize,
     /// `intermediate_size`
@@ -121,8 +124,17 @@ impl ModelConfig {
         };
         ensure!(!windows.contains(&Some(0)), "`sliding_window` is 0");
         let (theta, scaling) = positions_of(&mut fields, positions)?;
+        let mut special_tokens: Vec<u32> = Vec::new();
+        for name in ["bos_token_id", "eos_token_id"] {
+            match fields.take::<OneOrMore>(name)? {
+                Some(OneOrMore::One(token)) => special_tokens.push(token),
+                Some(OneOrMore::More(tokens)) => special_tokens.extend(tokens),
+                None => {}
+            }
+        }
         let config = Self {
             vocabulary: fields.need("vocab_size")?,
+            special_tokens,
             width,
             hidden: fields.need("intermediate_size")?,
             heads,
@@ -142,6 +154,14 @@ impl ModelConfig {
         fields.finish()?;
         Ok(config)
     }
+}
+
+/// As transformers have it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(u32),
+    More(Vec<u32>),
 }
 
 /// Base and scaling: from `rope_parameters`, or `rope_theta` and `rope_scaling` of before.

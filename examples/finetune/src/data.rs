@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use crate::chat::Template;
+use crate::config::ModelConfig;
 use crate::model::Batch;
 
 /// Tokens, and which of them are to be learned.
@@ -34,18 +35,23 @@ pub struct Data {
 ///
 /// # Errors
 ///
-/// It is not there, or has tokens that the model has not.
-pub fn tokenizer(folder: &Path, vocabulary: usize) -> Result<Tokenizer> {
+/// It is not there, has tokens that the model has not, or lacks those that the model begins and ends
+/// with.
+pub fn tokenizer(folder: &Path, config: &ModelConfig) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let tokenizer = Tokenizer::from_file(&path);
     let tokenizer = tokenizer.map_err(|error| anyhow!("{}: {error}", path.display()))?;
     let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
+    let (name, vocabulary) = (path.display(), config.vocabulary);
     ensure!(
         (last as usize) < vocabulary,
-        "{} has a token {last}, and the model {vocabulary} tokens: it is of another model, or the vocabulary \
-         was resized",
-        path.display()
+        "{name} has a token {last}, and the model {vocabulary} tokens: it is of another model, or the vocabulary \
+         was resized"
     );
+    let is_missing = |token: &&u32| tokenizer.id_to_token(**token).is_none();
+    if let Some(token) = config.special_tokens.iter().find(is_missing) {
+        bail!("{name} has no token {token}, which config.json names: it is of another model");
+    }
     Ok(tokenizer)
 }
 
@@ -119,15 +125,25 @@ impl Data {
 
     /// The next texts. Each comes once before any comes again.
     pub fn next(&mut self, texts: usize, device: &Device) -> Batch {
-        let mut chosen = Vec::new();
-        for _ in 0..texts {
-            if self.order.is_empty() {
-                self.order = (0..self.texts.len()).collect();
-            }
-            let at = self.random.next_u64() as usize % self.order.len();
-            chosen.push(&self.texts[self.order.swap_remove(at)]);
-        }
+        let chosen: Vec<_> = (0..texts).map(|_| self.draw()).collect();
+        let chosen: Vec<_> = chosen.into_iter().map(|at| &self.texts[at]).collect();
         batch(&chosen, device)
+    }
+
+    /// Passes over texts that were learned before.
+    pub fn skip(&mut self, texts: usize) {
+        for _ in 0..texts {
+            self.draw();
+        }
+    }
+
+    /// The place of the next text.
+    fn draw(&mut self) -> usize {
+        if self.order.is_empty() {
+            self.order = (0..self.texts.len()).collect();
+        }
+        let at = self.random.next_u64() as usize % self.order.len();
+        self.order.swap_remove(at)
     }
 
     /// All texts, one after the other.

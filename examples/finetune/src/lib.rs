@@ -4,3 +4,5 @@ pub mod chat;
 pub mod config;
 pub mod data;
 pub mod model;
+pub mod settings;
+pub mod train;
