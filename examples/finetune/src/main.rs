@@ -11,20 +11,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::safetensors::Weights;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Id, Parser};
 use finetune::config::ModelConfig;
-use finetune::data::{Data, tokenizer};
-use finetune::model::{self, Decoder};
+use finetune::model::{self, Batch, Decoder};
 use finetune::settings::{How, MAY_CHANGE, Settings};
 use finetune::train::{PARTS, Training};
 use lean_run_folder::{Checkpoints, RunFolder, fail, identity, resumed};
+use lean_text::{Order, Text, read, tokenizer};
 use peak_alloc::PeakAlloc;
-use tokenizers::Tokenizer;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -46,9 +45,6 @@ struct Options {
     /// A text whose loss is told before and after
     #[arg(long)]
     validation: Option<PathBuf>,
-    /// What the model goes on with at the end
-    #[arg(long)]
-    prompt: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -79,12 +75,9 @@ fn run(options: Options, given: &[String]) -> Result<()> {
     }
     let config = ModelConfig::open(&settings.model)?;
     settings.check(&config)?;
-    let tokenizer = tokenizer(&settings.model, &config)?;
-    let open = |path| {
-        let (time, seed) = (settings.context, settings.seed);
-        Data::open(path, &settings.model, &tokenizer, time, seed)
-    };
-    let mut data = open(&settings.text)?;
+    let tokenizer = tokenizer(&settings.model, config.vocabulary, &config.special_tokens)?;
+    let open = |path| read(path, &settings.model, &tokenizer, settings.context);
+    let texts = open(&settings.text)?;
     let validation = options.validation.as_deref().map(open).transpose()?;
     let weights = model::open(&settings.model)?;
     let types = weights
@@ -92,7 +85,7 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         .map(|(name, dtype, _)| (name.to_owned(), dtype));
     let types: BTreeMap<_, _> = types.collect();
     let foretold = mib(estimate(&weights, &config, &settings));
-    println!("{} texts; about {foretold:.0} MiB of memory", data.len());
+    println!("{} texts; about {foretold:.0} MiB of memory", texts.len());
 
     let identity = identity(&settings, &MAY_CHANGE)?;
     let checkpoints = |folder: &RunFolder| folder.checkpoints().of_run(&identity);
@@ -124,13 +117,15 @@ fn run(options: Options, given: &[String]) -> Result<()> {
     if options.resume {
         println!("going on after step {last}");
     }
-    data.skip(last * settings.batch);
-    if let Some(data) = &validation {
-        println!("validation: {:.4}", validate(&training.model, data));
+    let mut order = Order::new(texts.len(), settings.seed).skip(last * settings.batch);
+    if let Some(texts) = &validation {
+        println!("validation: {:.4}", validate(&training.model, texts));
     }
     for step in last + 1..=settings.steps {
         let start = Instant::now();
-        let loss = training.model.loss(data.next(settings.batch, &device));
+        let chosen = order.by_ref().take(settings.batch);
+        let chosen: Vec<_> = chosen.map(|place| &texts[place]).collect();
+        let loss = training.model.loss(Batch::new(&chosen, &device));
         let value = loss.clone().into_scalar::<f32>();
         ensure!(value.is_finite(), "the loss of step {step} is {value}");
         let rate = settings.rate();
@@ -147,12 +142,8 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         }
     }
     println!("the peak of memory: {:.0} MiB", mib(HEAP.peak_usage()));
-    if let Some(data) = &validation {
-        println!("validation: {:.4}", validate(&training.model, data));
-    }
-    if let Some(prompt) = &options.prompt {
-        let said = write(&training.model, prompt, &tokenizer, settings.context)?;
-        println!("{prompt}{said}");
+    if let Some(texts) = &validation {
+        println!("validation: {:.4}", validate(&training.model, texts));
     }
     if let Err(error) = training.give(&settings, &types, output) {
         // A checkpoint may fit where the weights do not, as on another disk.
@@ -210,26 +201,14 @@ fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> usi
 }
 
 /// The mean loss of all texts.
-fn validate(model: &Decoder, data: &Data) -> f64 {
+fn validate(model: &Decoder, texts: &[Text]) -> f64 {
     let model = model.valid();
     let (mut sum, mut tokens) = (0.0, 0);
-    for batch in data.all(&Device::flex()) {
+    for text in texts {
+        let batch = Batch::new(&[text], &Device::flex());
         let places = batch.places.dims()[0];
         sum += f64::from(model.loss(batch).into_scalar::<f32>()) * places as f64;
         tokens += places;
     }
     sum / tokens as f64
-}
-
-/// What the model says most likely after a prompt.
-fn write(model: &Decoder, prompt: &str, tokenizer: &Tokenizer, time: usize) -> Result<String> {
-    let model = model.valid();
-    let encoding = tokenizer.encode(prompt, true).map_err(Error::msg)?;
-    let mut tokens = encoding.get_ids().to_vec();
-    let length = tokens.len();
-    while tokens.len() < time.min(length + 32) {
-        tokens.push(model.next(&tokens, &Device::flex()));
-    }
-    let said = tokenizer.decode(&tokens[length.min(tokens.len())..], false);
-    said.map_err(Error::msg)
 }

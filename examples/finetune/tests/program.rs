@@ -9,7 +9,8 @@ use std::time::Duration;
 use burn::store::{ModuleStore, SafetensorsStore, bridge};
 use burn::tensor::Device;
 use finetune::config::ModelConfig;
-use finetune::data::{Data, tokenizer};
+use finetune::model::Batch;
+use lean_text::Text;
 use tempfile::TempDir;
 
 const WORDS: [&str; 10] = [
@@ -55,50 +56,6 @@ fn write_tokenizer<'a>(folder: &Path, words: impl Iterator<Item = &'a str>) {
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
 }
 
-fn open(folder: &Path, file: &str, content: &str, time: usize) -> anyhow::Result<Data> {
-    let path = folder.join(file);
-    fs::write(&path, content).unwrap();
-    Data::open(
-        &path,
-        folder,
-        &tokenizer(folder, &ModelConfig::open(folder)?)?,
-        time,
-        1,
-    )
-}
-
-/// The words of each text that are learned.
-fn learned(data: &Data) -> Vec<String> {
-    let words = |ids: Vec<i64>| {
-        let words: Vec<_> = ids.into_iter().map(|id| WORDS[id as usize]).collect();
-        words.join(" ")
-    };
-    data.all(&Device::flex())
-        .map(|batch| words(batch.targets.into_data().iter::<i64>().collect()))
-        .collect()
-}
-
-#[test]
-fn prompts_carry_no_loss() {
-    let folder = model("llama");
-    let line = r#"{"messages": [{"role": "user", "content": "one two"},
-        {"role": "assistant", "content": "three four "}, {"role": "user", "content": "five"},
-        {"role": "assistant", "content": "six"}]}"#;
-    let lines = format!(
-        "{}\n\n{{\"text\": \"one two three\"}}\n",
-        line.replace('\n', " ")
-    );
-    let data = open(folder.path(), "text.jsonl", &lines, 24).unwrap();
-    assert_eq!(learned(&data), ["three four [end] six [end]", "two three"]);
-}
-
-#[test]
-fn each_word_of_a_plain_text_is_learned_once() {
-    let folder = model("llama");
-    let data = open(folder.path(), "text.txt", "one two three four five six", 3).unwrap();
-    assert_eq!(learned(&data), ["two three", "four five", "six"]);
-}
-
 #[test]
 fn padding_changes_no_loss() {
     let folder = model("llama");
@@ -107,57 +64,15 @@ fn padding_changes_no_loss() {
     let weights = finetune::model::open(folder.path()).unwrap();
     let model = weights.load(config.init(24, &device), str::to_owned);
     let model = model.unwrap();
-    let lines = "{\"text\": \"one two three four five\"}\n{\"text\": \"six five\"}\n";
-    let mut data = open(folder.path(), "text.jsonl", lines, 24).unwrap();
-    let each: Vec<f32> = data
-        .all(&device)
-        .map(|batch| model.loss(batch).into_scalar::<f32>())
-        .collect();
-    let both = model.loss(data.next(2, &device)).into_scalar::<f32>();
-    // Of four words and of one.
-    let expected = (4.0 * each[0] + each[1]) / 5.0;
-    assert!((both - expected).abs() < 1e-5, "{both} {expected}");
-}
-
-#[test]
-fn texts_that_do_not_fit_are_refused_in_words() {
-    let folder = model("llama");
-    let error = |name: &str, content: &str, time| {
-        format!(
-            "{:#}",
-            open(folder.path(), name, content, time).unwrap_err()
-        )
+    let text = |tokens: &[u32]| Text {
+        tokens: tokens.to_vec(),
+        counts: vec![true; tokens.len()],
     };
-    let no_json = error("text.jsonl", "{\"text\": \"one two\"}\nno JSON\n", 24);
-    assert!(
-        no_json.contains("text.jsonl, line 2: it is no JSON"),
-        "{no_json}"
-    );
-    let other = error("text.jsonl", "{\"prompt\": \"one\"}", 24);
-    assert!(other.contains("neither `messages` nor `text`"), "{other}");
-    let long = r#"{"messages": [{"role": "assistant", "content": "one two three four"}]}"#;
-    let long = error("text.jsonl", long, 5);
-    assert!(
-        long.contains("of 6 tokens is longer than the context of 5"),
-        "{long}"
-    );
-    let silent = r#"{"messages": [{"role": "user", "content": "one"}]}"#;
-    let silent = error("text.jsonl", silent, 24);
-    assert!(
-        silent.contains("no message is of the role `assistant`"),
-        "{silent}"
-    );
-    let empty = error("text.txt", "", 24);
-    assert!(empty.contains("nothing to learn"), "{empty}");
-
-    let many: Vec<_> = (0..50).map(|id| format!("word{id}")).collect();
-    write_tokenizer(folder.path(), many.iter().map(String::as_str));
-    let config = ModelConfig::open(folder.path()).unwrap();
-    let other = tokenizer(folder.path(), &config).unwrap_err().to_string();
-    assert!(
-        other.contains("a token 49, and the model 48 tokens"),
-        "{other}"
-    );
+    let texts = [&text(&[4, 5, 6, 7, 8]), &text(&[9, 8])];
+    let loss = |texts: &[&Text]| model.loss(Batch::new(texts, &device)).into_scalar::<f32>();
+    // Of four tokens and of one.
+    let expected = (4.0 * loss(&texts[..1]) + loss(&texts[1..])) / 5.0;
+    assert!((loss(&texts) - expected).abs() < 1e-5);
 }
 
 fn command(folder: &Path, output: &str, options: &[&str]) -> Command {
@@ -243,7 +158,6 @@ fn each_way_learns_the_text() {
             "--validation",
             "text.txt",
         ];
-        let options = [&options[..], &["--prompt", "one two"]].concat();
         let said = done(run(path, "new", &options));
         let losses: Vec<f32> = said
             .lines()
