@@ -141,7 +141,6 @@ fn run(options: Options, given: &[String]) -> Result<()> {
             last = step;
         }
     }
-    println!("the peak of memory: {:.0} MiB", mib(HEAP.peak_usage()));
     if let Some(texts) = &validation {
         println!("validation: {:.4}", validate(&training.model, texts));
     }
@@ -155,6 +154,8 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         }
         return Err(error.context(format!("make room, and --resume goes on after step {last}")));
     }
+    // Writing takes less than training.
+    println!("the peak of memory: {:.0} MiB", mib(HEAP.peak_usage()));
     folder.save_results(&settings.steps)?;
     // Nothing goes on from them any more.
     Ok(checkpoints.clear()?)
