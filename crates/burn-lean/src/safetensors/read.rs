@@ -69,61 +69,48 @@ pub(crate) fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>, Safete
 impl Stored {
     /// The tensor in another type, or transposed, which needs a block more than the result.
     pub(super) fn read(&self, is_transposed: bool, dtype: DType) -> io::Result<TensorData> {
-        let (from, to) = (self.dtype.size(), dtype.size());
-        let (rows, columns, mut shape) = match self.shape[..] {
-            [rows, columns] if is_transposed => (rows, columns, vec![columns, rows]),
-            _ => (self.shape.iter().product(), 1, self.shape.clone()),
+        let (columns, shape) = match self.shape[..] {
+            [rows, columns] if is_transposed => (columns, vec![columns, rows]),
+            _ => (1, self.shape.clone()),
         };
-        let mut all = vec![0; rows * columns * to];
+        // Burn copies a vector of bytes, as it is not aligned: but not one of words.
+        let bytes = match dtype.size() {
+            2 => Bytes::from_elems(self.elements(columns, dtype, u16::from_ne_bytes)?),
+            _ => Bytes::from_elems(self.elements(columns, dtype, u32::from_ne_bytes)?),
+        };
+        Ok(TensorData::from_bytes(bytes, shape, dtype))
+    }
+
+    /// The elements as words. Those of a matrix of so many columns are transposed.
+    fn elements<const N: usize, E: Clone + Default>(
+        &self,
+        columns: usize,
+        dtype: DType,
+        word: fn([u8; N]) -> E,
+    ) -> io::Result<Vec<E>> {
+        let elements: usize = self.shape.iter().product();
+        let (rows, row) = (elements / columns.max(1), columns * self.dtype.size());
+        let at_once = (BLOCK / row.max(1)).clamp(1, rows.max(1));
+        let mut all = vec![E::default(); elements];
         let mut file = lock(&self.file);
         file.seek(SeekFrom::Start(self.start))?;
-        if columns == 1 && dtype == self.dtype {
-            file.read_exact(&mut all)?;
-        } else {
-            let at_once = (BLOCK / (columns * from).max(1)).clamp(1, rows.max(1));
-            for first in (0..rows).step_by(at_once) {
-                let rows_here = at_once.min(rows - first);
-                let mut block = vec![0; rows_here * columns * from];
-                file.read_exact(&mut block)?;
-                let block = TensorData::from_bytes(
-                    Bytes::from_bytes_vec(block),
-                    [rows_here, columns],
-                    self.dtype,
-                );
-                let block = block.convert_dtype(dtype).into_bytes();
-                match to {
-                    2 => transpose::<2>(&block, &mut all, columns, first, rows),
-                    _ => transpose::<4>(&block, &mut all, columns, first, rows),
+        for first in (0..rows).step_by(at_once) {
+            let mut block = vec![0; at_once.min(rows - first) * row];
+            file.read_exact(&mut block)?;
+            if dtype != self.dtype {
+                let length = block.len() / self.dtype.size();
+                let data = TensorData::from_bytes_vec(block, [length], self.dtype);
+                block = data.convert_dtype(dtype).as_bytes().to_vec();
+            }
+            let (block, _) = block.as_chunks::<N>();
+            for column in 0..columns {
+                let of_column = block[column..].iter().step_by(columns);
+                let to = &mut all[column * rows + first..];
+                for (to, from) in to.iter_mut().zip(of_column) {
+                    *to = word(*from);
                 }
             }
         }
-        if self.shape.is_empty() {
-            shape = vec![1];
-        }
-        Ok(TensorData::from_bytes(
-            Bytes::from_bytes_vec(all),
-            shape,
-            dtype,
-        ))
-    }
-}
-
-/// Puts rows of a matrix of `columns` and `rows`, from `first` on, where its transpose has them.
-fn transpose<const N: usize>(
-    block: &[u8],
-    all: &mut [u8],
-    columns: usize,
-    first: usize,
-    rows: usize,
-) {
-    let (block, _) = block.as_chunks::<N>();
-    let (all, _) = all.as_chunks_mut::<N>();
-    let rows_here = block.len() / columns.max(1);
-    for column in 0..columns {
-        let of_column = block[column..].iter().step_by(columns);
-        let at = column * rows + first;
-        for (to, from) in all[at..at + rows_here].iter_mut().zip(of_column) {
-            *to = *from;
-        }
+        Ok(all)
     }
 }

@@ -61,22 +61,37 @@ pub fn save_master_weights<M: Module>(
 
 /// Where numbers come from.
 pub(crate) trait Values {
-    fn take<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) -> Tensor<D>;
+    /// The numbers of a parameter, for a file that has them in this type.
+    fn take<const D: usize>(
+        &mut self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> Tensor<D>;
 }
 
 /// From the parameters.
 pub(crate) struct OwnValues;
 
 impl Values for OwnValues {
-    fn take<const D: usize>(&mut self, _: &Path, param: &Param<Tensor<D>>) -> Tensor<D> {
+    fn take<const D: usize>(&mut self, _: &Path, param: &Param<Tensor<D>>, _: DType) -> Tensor<D> {
         param.base().inner()
     }
 }
 
 #[cfg(feature = "optim")]
 impl Values for MasterWeights {
-    fn take<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) -> Tensor<D> {
-        self.of_param(path, param)
+    fn take<const D: usize>(
+        &mut self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> Tensor<D> {
+        // The parameter is the number of its type that is nearest to the master weight.
+        match param.base().dtype() == dtype {
+            true => param.base().inner(),
+            false => self.of_param(path, param),
+        }
     }
 }
 
@@ -226,7 +241,8 @@ impl<P, V> Blocks<P, V> {
             let block = matrix
                 .clone()
                 .narrow(1, first, at_once.min(columns - first));
-            let block = block.transpose().cast(dtype).into_data();
+            // Flex would cast all of the value that this is a part of.
+            let block = block.transpose().into_data().convert_dtype(dtype);
             self.file.write_all(block.as_bytes())?;
         }
         Ok(())
@@ -238,7 +254,8 @@ impl<P: Fn(&Path) -> Option<Place>, V: Values> PathVisitor for Blocks<P, V> {
         if self.error.is_none()
             && let Some(place) = (self.place)(path)
         {
-            let value = self.values.take(path, param);
+            let (_, dtype) = self.starts[&place.name];
+            let value = self.values.take(path, param, dtype);
             self.error = self.write(&place, value).err();
         }
     }
