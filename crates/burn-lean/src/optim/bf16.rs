@@ -304,6 +304,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
                 return (tensor, state);
             }
             Some(Request::Round(_)) => return (tensor, None),
+            #[cfg(feature = "safetensors")]
             Some(Request::Widen) => {
                 fulfil();
                 let state = state.filter(|state| state.low_of == dtype);

@@ -21,6 +21,7 @@ pub(crate) enum Request {
     /// Rounds a weight in f32 to this type, and keeps the other bits in a new state.
     Round(DType),
     /// Gives the weight with the bits of its state, in f32. The state is dropped.
+    #[cfg(feature = "safetensors")]
     Widen,
 }
 
