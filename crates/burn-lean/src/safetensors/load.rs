@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path as FilePath;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::error::SafetensorsError;
-use super::names::Place;
+use super::names::{Place, check_floats};
 use super::read::{Stored, tensors_of};
 use crate::mixed_precision::MixedPrecision;
 use crate::path::{Path, PathMapper, WithPaths, path_text};
@@ -145,43 +145,6 @@ fn indexed(
         }
     }
     Ok(all)
-}
-
-/// A parameter of another kind would stay as the model draws it.
-fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError> {
-    #[derive(Default)]
-    struct Others {
-        path: Vec<String>,
-        found: Option<(String, &'static str)>,
-    }
-    impl Others {
-        fn find(&mut self, dtype: &'static str) {
-            self.found = Some((self.path.join("."), dtype));
-        }
-    }
-    impl ModuleVisitor for Others {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-        fn visit_int<const D: usize>(&mut self, _param: &Param<Tensor<D, Int>>) {
-            self.find("integers");
-        }
-        fn visit_bool<const D: usize>(&mut self, _param: &Param<Tensor<D, Bool>>) {
-            self.find("booleans");
-        }
-    }
-    let mut others = Others::default();
-    model.visit(&mut others);
-    match others.found {
-        Some((name, dtype)) => Err(SafetensorsError::Type {
-            name,
-            dtype: dtype.into(),
-        }),
-        None => Ok(()),
-    }
 }
 
 /// The model with these tensors in the parameters that have a place, and the tensors that are left.

@@ -1,7 +1,10 @@
 //! Names of parameters in files.
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::{ModuleAdapter, PyTorchToBurnAdapter};
+use burn::tensor::{Bool, Int, Tensor};
 
+use super::error::SafetensorsError;
 use crate::path::{Path, path_text};
 
 /// A tensor of a file, as a parameter's counterpart.
@@ -39,5 +42,42 @@ impl Place {
             shape.reverse();
         }
         shape
+    }
+}
+
+/// A parameter of another kind would not be read, or not be written.
+pub(super) fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError> {
+    #[derive(Default)]
+    struct Others {
+        path: Vec<String>,
+        found: Option<(String, &'static str)>,
+    }
+    impl Others {
+        fn find(&mut self, dtype: &'static str) {
+            self.found = Some((self.path.join("."), dtype));
+        }
+    }
+    impl ModuleVisitor for Others {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+        fn visit_int<const D: usize>(&mut self, _param: &Param<Tensor<D, Int>>) {
+            self.find("integers");
+        }
+        fn visit_bool<const D: usize>(&mut self, _param: &Param<Tensor<D, Bool>>) {
+            self.find("booleans");
+        }
+    }
+    let mut others = Others::default();
+    model.visit(&mut others);
+    match others.found {
+        Some((name, dtype)) => Err(SafetensorsError::Type {
+            name,
+            dtype: dtype.into(),
+        }),
+        None => Ok(()),
     }
 }

@@ -12,25 +12,27 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
-use super::names::Place;
+use super::names::{Place, check_floats};
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
 use crate::path::{Path, PathVisitor, WithPaths};
 
-/// Writes the float parameters of a model into a file, which is there as a whole, or stays as it was.
+/// Writes the parameters of a model into a file, which is there as a whole, or stays as it was.
 ///
 /// `names` is that of [`load`](super::Weights::load). `dtype` gives the type of a tensor in the file, by
 /// that name and the parameter's own type.
 ///
 /// # Errors
 ///
-/// The file cannot be written, or a type is not F32, BF16 or F16.
+/// The file cannot be written, two parameters have one name, a type is not F32, BF16 or F16, or the model
+/// has parameters that are no floats.
 pub fn save<M: Module>(
     model: &M,
     file: impl AsRef<FilePath>,
     names: impl Fn(&str) -> String,
     dtype: impl Fn(&str, DType) -> DType,
 ) -> Result<(), SafetensorsError> {
+    check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
     write(model, file.as_ref(), place, dtype, OwnValues)
 }
@@ -49,6 +51,7 @@ pub fn save_master_weights<M: Module>(
     names: impl Fn(&str) -> String,
     dtype: impl Fn(&str, DType) -> DType,
 ) -> Result<(), SafetensorsError> {
+    check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
     write(
         model,
@@ -182,25 +185,26 @@ fn plan_file(mut tensors: Vec<Planned>) -> io::Result<(Vec<u8>, Starts)> {
         let size = other.dtype.size().cmp(&one.dtype.size());
         size.then_with(|| one.name.cmp(&other.name))
     });
-    let mut end = 0;
-    let mut starts = BTreeMap::new();
-    let tensors = tensors.into_iter().map(
-        |Planned {
-             name,
-             dtype,
-             mut info,
-         }| {
-            let start = end;
-            end += info.shape.iter().product::<usize>() * dtype.size();
-            info.data_offsets = (start, end);
-            starts.insert(name.clone(), (start as u64, dtype));
-            (name, info)
-        },
-    );
-    let tensors = tensors.collect();
+    let (mut end, mut starts) = (0, BTreeMap::new());
+    let mut infos = Vec::new();
+    for Planned {
+        name,
+        dtype,
+        mut info,
+    } in tensors
+    {
+        let start = end;
+        end += info.shape.iter().product::<usize>() * dtype.size();
+        info.data_offsets = (start, end);
+        if starts.insert(name.clone(), (start as u64, dtype)).is_some() {
+            let reason = format!("two parameters have the name {name}");
+            return Err(io::Error::other(reason));
+        }
+        infos.push((name, info));
+    }
     // Python's transformers ask for it.
     let format = [("format".to_owned(), "pt".to_owned())];
-    let head = Metadata::new(Some(format.into()), tensors).map_err(io::Error::other)?;
+    let head = Metadata::new(Some(format.into()), infos).map_err(io::Error::other)?;
     let mut head = serde_json::to_vec(&head)?;
     head.resize(head.len().next_multiple_of(8), b' ');
     let length = head.len() as u64;

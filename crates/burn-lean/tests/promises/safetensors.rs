@@ -251,12 +251,28 @@ fn only_floats_are_read_and_written() {
     let counted = Counted {
         count: Param::initialized(burn::module::ParamId::new(), count),
     };
+    let integers = folder.path().join("integers.safetensors");
+    counted
+        .save_into(&mut SafetensorsStore::from_file(&integers))
+        .unwrap();
+    let error = Weights::open(integers).unwrap_err().to_string();
+    assert!(error.starts_with("count is in I"), "{error}");
+    let saved = save(&counted, folder.path().join("new"), same_name, |_, it| it);
+    assert!(
+        saved
+            .unwrap_err()
+            .to_string()
+            .starts_with("count is in integers")
+    );
     let loaded = Weights::open(folder.path())
         .unwrap()
         .load(counted, same_name);
     let error = loaded.unwrap_err().to_string();
     assert_eq!(error, "count is in integers; known are F32, BF16 and F16");
     let file = folder.path().join("new.safetensors");
+    let twice = save(&net(1), &file, |_| "a".to_owned(), |_, dtype| dtype);
+    let twice = twice.unwrap_err().to_string();
+    assert!(twice.ends_with("two parameters have the name a"), "{twice}");
     let saved = save(&net(1), &file, same_name, |_, _| DType::F64);
     assert!(matches!(saved, Err(SafetensorsError::Type { .. })));
     assert!(!file.exists());
