@@ -46,7 +46,12 @@ pub fn no_decay<M: Module>(model: &M) -> ParamGroup {
     impl PathVisitor for NotDecayed {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
             let text = path_text(path);
-            if param.is_require_grad() && is_not_decayed(D, &text, container(path)) {
+            // One that was not read yet is not read for this, so it may be frozen.
+            let is_trained = match param.is_initialized() {
+                true => param.is_require_grad(),
+                false => param.lazy_device().is_autodiff(),
+            };
+            if is_trained && is_not_decayed(D, &text, container(path)) {
                 self.0.push(text);
             }
         }

@@ -33,7 +33,7 @@
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
 //! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
 //! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
-//! `peft`, adapters in the files of Python's `peft`; `tracing`, an event for each step's report; `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
+//! `peft`, adapters in the files of Python's `peft`; `safetensors`, weights in the files of the Hub; `tracing`, an event for each step's report; `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
 //! names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; `cube`, for
 //! other devices of CubeCL.
 
@@ -67,6 +67,8 @@ mod path;
 mod peft;
 mod recompute;
 mod reduction;
+#[cfg(feature = "safetensors")]
+pub mod safetensors;
 #[cfg(feature = "scratch")]
 mod scratch;
 mod tape;

@@ -74,6 +74,12 @@ impl MixedPrecision {
         Self::new(DType::F16)
     }
 
+    /// The type of the weights.
+    #[cfg(feature = "safetensors")]
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     fn new(dtype: DType) -> Self {
         Self {
             dtype,

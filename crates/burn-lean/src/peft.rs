@@ -6,15 +6,11 @@ use std::path::Path as FilePath;
 
 use burn::Tensor;
 use burn::module::{Lora, Module, Param};
-use burn::store::bridge::map_data;
-use burn::store::{
-    KeyRemapper, ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter, SafetensorsStore,
-};
-use burn::tensor::{Device, Shape};
-use burn_pack::Tensor as PackTensor;
+use burn::tensor::Shape;
 use serde::{Deserialize, Serialize};
 
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::safetensors::{OwnValues, Place, SafetensorsError, fill, tensors_of, write};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG: &str = "adapter_config.json";
@@ -118,14 +114,8 @@ pub fn save_adapters<M: Module>(
     };
     let text = serde_json::to_string_pretty(&config).expect("it is made of texts and numbers");
     std::fs::create_dir_all(folder).map_err(of_config)?;
-    let names = adapters.iter().flat_map(Adapter::names);
-    let mut store = SafetensorsStore::from_file(folder.join(WEIGHTS))
-        .overwrite(true)
-        .filter(factors(&adapters))
-        .with_to_adapter(Transposed)
-        .remap(remapper(names))
-        .metadata("format", "pt");
-    model.save_into(&mut store).map_err(contents)?;
+    let file = folder.join(WEIGHTS);
+    write(model, &file, places(&adapters), |_, dtype| dtype, OwnValues).map_err(of_weights)?;
     std::fs::write(folder.join(CONFIG), text).map_err(of_config)
 }
 
@@ -136,7 +126,7 @@ pub fn save_adapters<M: Module>(
 /// The model is dropped. A file cannot be read, is of other adapters, or has what Burn's adapters have
 /// not, such as DoRA or trained biases.
 pub fn load_adapters<M: Module>(
-    mut model: M,
+    model: M,
     lora: &Lora,
     folder: impl AsRef<FilePath>,
     module: impl Fn(&str) -> String,
@@ -149,27 +139,16 @@ pub fn load_adapters<M: Module>(
         reason: error.to_string(),
     })?;
     config.check(lora)?;
-    let names = adapters.iter().flat_map(Adapter::names);
-    let mut store = SafetensorsStore::from_file(folder.join(WEIGHTS))
-        .filter(factors(&adapters))
-        .with_from_adapter(Transposed)
-        .remap(remapper(names.map(|(path, name)| (name, path))))
-        .allow_partial(true)
-        .validate(false);
-    let applied = model.load_from(&mut store).map_err(contents)?;
-    if let Some(error) = applied.errors.first() {
-        return Err(contents(error));
+    let tensors = tensors_of(&folder.join(WEIGHTS)).map_err(of_weights)?;
+    let filled = fill(model, tensors, places(&adapters), |_, _| None);
+    let (model, rest) = filled.map_err(of_weights)?;
+    match rest.into_keys().next() {
+        Some(name) => Err(PeftError::Contents {
+            file: WEIGHTS,
+            reason: format!("{name} is of no adapter of the model"),
+        }),
+        None => Ok(model),
     }
-    if let Some(name) = applied.unused.first() {
-        return Err(contents(format!("{name} is of no adapter of the model")));
-    }
-    // Burn counts what the filter leaves out.
-    let mut missing = applied.missing.iter().map(|(path, _)| path);
-    let is_factor = |path: &&String| adapters.iter().any(|it| it.factors.contains(path));
-    if let Some(path) = missing.find(is_factor) {
-        return Err(contents(format!("there is nothing for {path}")));
-    }
-    Ok(model)
 }
 
 impl Config {
@@ -210,11 +189,15 @@ impl Config {
     }
 }
 
-fn contents(reason: impl ToString) -> PeftError {
-    let reason = reason.to_string();
-    PeftError::Contents {
-        file: WEIGHTS,
-        reason,
+fn of_weights(error: SafetensorsError) -> PeftError {
+    let file = WEIGHTS;
+    match error {
+        SafetensorsError::File { source, .. } => PeftError::File { file, source },
+        SafetensorsError::Contents { reason, .. } => PeftError::Contents { file, reason },
+        error => PeftError::Contents {
+            file,
+            reason: error.to_string(),
+        },
     }
 }
 
@@ -282,34 +265,14 @@ fn adapters_of<M: Module>(
 /// The container of factors.
 const ADAPTER: &str = "Struct:LoraAdapter";
 
-fn factors(adapters: &[Adapter]) -> PathFilter {
-    PathFilter::new().with_full_paths(adapters.iter().flat_map(|it| it.factors.clone()))
-}
-
-fn remapper(names: impl Iterator<Item = (String, String)>) -> KeyRemapper {
-    let patterns = names.map(|(from, to)| (format!("^{}$", from.replace('.', r"\.")), to));
-    KeyRemapper::from_pattern_iter(patterns).expect("dots are escaped")
-}
-
-/// PyTorch has factors as weights of linear layers, `[output, input]`.
-#[derive(Clone)]
-struct Transposed;
-
-impl ModuleAdapter for Transposed {
-    fn adapt(&self, factor: PackTensor, context: ModuleContext<'_>) -> PackTensor {
-        if context.module_type() != Some(ADAPTER) || factor.shape.num_dims() != 2 {
-            return factor;
-        }
-        let (name, dtype) = (factor.name.clone(), factor.dtype);
-        let shape = Shape::new([factor.shape[1], factor.shape[0]]);
-        map_data(factor, name, dtype, shape, |data| {
-            let (dtype, device) = (data.dtype(), Device::default());
-            let factor = Tensor::<2>::from_data(data, (&device, dtype));
-            factor.transpose().into_data()
+/// Where factors are in the files. PyTorch has them as weights of linear layers, `[output, input]`.
+fn places(adapters: &[Adapter]) -> impl Fn(&Path) -> Option<Place> {
+    let names: BTreeMap<_, _> = adapters.iter().flat_map(Adapter::names).collect();
+    move |path| {
+        let name = names.get(&path_text(path))?.clone();
+        Some(Place {
+            name,
+            is_transposed: true,
         })
-    }
-
-    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
-        Box::new(self.clone())
     }
 }

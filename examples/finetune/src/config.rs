@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use burn_lean::operations::nn::RotaryScaling;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::rope::Rope;
-
 /// Fields that change nothing here: names, tokens, how to write the file, what only Python does.
-const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map bos_token_id chunk_size_feed_forward \
-    dtype eos_token_id id2label initializer_range label2id output_attentions output_hidden_states \
+const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map chunk_size_feed_forward \
+    dtype id2label initializer_range label2id output_attentions output_hidden_states \
     pad_token_id pretraining_tp problem_type return_dict torch_dtype transformers_version use_cache";
 
 /// A decoder of the Llama family.
@@ -19,6 +19,8 @@ const WITHOUT_EFFECT: &str = "_name_or_path architectures auto_map bos_token_id 
 pub struct ModelConfig {
     /// `vocab_size`
     pub vocabulary: usize,
+    /// `bos_token_id` and `eos_token_id`
+    pub special_tokens: Vec<u32>,
     /// `hidden_size`
     pub width: usize,
     /// `intermediate_size`
@@ -33,8 +35,10 @@ pub struct ModelConfig {
     pub epsilon: f64,
     /// `max_position_embeddings`
     pub positions: usize,
-    /// The encoding of positions.
-    pub rope: Rope,
+    /// `rope_theta`
+    pub theta: f32,
+    /// How positions are stretched.
+    pub scaling: RotaryScaling,
     /// Whether queries and keys are normalized, head by head.
     pub has_query_norms: bool,
     /// Whether the layers of queries, keys and values have biases.
@@ -119,8 +123,18 @@ impl ModelConfig {
             false => vec![None; layers],
         };
         ensure!(!windows.contains(&Some(0)), "`sliding_window` is 0");
+        let (theta, scaling) = positions_of(&mut fields, positions)?;
+        let mut special_tokens: Vec<u32> = Vec::new();
+        for name in ["bos_token_id", "eos_token_id"] {
+            match fields.take::<OneOrMore>(name)? {
+                Some(OneOrMore::One(token)) => special_tokens.push(token),
+                Some(OneOrMore::More(tokens)) => special_tokens.extend(tokens),
+                None => {}
+            }
+        }
         let config = Self {
             vocabulary: fields.need("vocab_size")?,
+            special_tokens,
             width,
             hidden: fields.need("intermediate_size")?,
             heads,
@@ -128,7 +142,8 @@ impl ModelConfig {
             head_size,
             epsilon: fields.take("rms_norm_eps")?.unwrap_or(1e-6),
             positions,
-            rope: Rope::take(&mut fields, positions)?,
+            theta,
+            scaling,
             has_query_norms: model == "qwen3",
             has_query_biases: has_biases || model == "qwen2",
             has_output_bias: has_biases,
@@ -139,6 +154,39 @@ impl ModelConfig {
         fields.finish()?;
         Ok(config)
     }
+}
+
+/// As transformers have it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(u32),
+    More(Vec<u32>),
+}
+
+/// Base and scaling: from `rope_parameters`, or `rope_theta` and `rope_scaling` of before.
+fn positions_of(fields: &mut Fields, positions: usize) -> Result<(f32, RotaryScaling)> {
+    let theta: Option<f32> = fields.take("rope_theta")?;
+    let old: Option<Map<String, Value>> = fields.take("rope_scaling")?;
+    let new: Option<Map<String, Value>> = fields.take("rope_parameters")?;
+    ensure!(
+        old.is_none() || new.is_none(),
+        "`rope_scaling` and `rope_parameters` say the same twice"
+    );
+    let mut fields = Fields(new.or(old).unwrap_or_default());
+    let theta = fields.take("rope_theta")?.or(theta).unwrap_or(10_000.0);
+    let older: Option<String> = fields.take("type")?;
+    let name = fields.take("rope_type")?.or(older);
+    let name = name.unwrap_or_else(|| "default".into());
+    let original: Option<Value> = fields.take("original_max_position_embeddings")?;
+    if ["llama3", "yarn"].contains(&name.as_str()) {
+        let original = original.unwrap_or_else(|| positions.into());
+        let field = "original_max_position_embeddings";
+        fields.0.insert(field.into(), original);
+    }
+    fields.0.insert("rope_type".into(), name.into());
+    let scaling = serde_json::from_value(Value::Object(fields.0));
+    Ok((theta, scaling.context("`rope_parameters`")?))
 }
 
 fn windows_of_qwen(fields: &mut Fields, layers: usize) -> Result<Vec<Option<usize>>> {
@@ -166,11 +214,11 @@ fn windows_of_qwen(fields: &mut Fields, layers: usize) -> Result<Vec<Option<usiz
 }
 
 /// The fields of an object that nobody has read yet.
-pub(crate) struct Fields(pub(crate) Map<String, Value>);
+struct Fields(Map<String, Value>);
 
 impl Fields {
     /// The value of a field. Null is none.
-    pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
+    fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
         match self.0.remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => Some(serde_json::from_value(value))
@@ -179,7 +227,7 @@ impl Fields {
         }
     }
 
-    pub(crate) fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T> {
+    fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T> {
         let value = self.take(name)?;
         value.with_context(|| format!("`{name}` is missing"))
     }
@@ -199,7 +247,7 @@ impl Fields {
     }
 
     /// Refuses what nobody has read.
-    pub(crate) fn finish(self) -> Result<()> {
+    fn finish(self) -> Result<()> {
         let mut unknown = self.0.into_iter().filter(|(_, value)| !value.is_null());
         match unknown.next() {
             Some((name, value)) => bail!(

@@ -1,8 +1,6 @@
 //! Models of the Llama family: from the files of the Hub, and back.
 
-pub mod chat;
 pub mod config;
-pub mod data;
-pub mod files;
 pub mod model;
-pub mod rope;
+pub mod settings;
+pub mod train;

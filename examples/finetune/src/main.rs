@@ -6,24 +6,24 @@
 //!
 //! The text is plain, or has a line of JSON for each conversation (`.jsonl`).
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{AdamWConfig, OptimizerRecord};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean::operations::Nf4;
-use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
-use burn_lean::{MixedPrecision, ReleaseOptimizer, WithGradientRelease, no_decay, save_adapters};
-use clap::{Parser, ValueEnum};
+use burn::module::Module;
+use burn::tensor::Device;
+use burn_lean::safetensors::Weights;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Id, Parser};
 use finetune::config::ModelConfig;
-use finetune::data::{Data, tokenizer};
-use finetune::files::{Types, Weights, read_all, save};
-use finetune::model::Decoder;
+use finetune::model::{self, Batch, Decoder};
+use finetune::settings::{How, MAY_CHANGE, Settings};
+use finetune::train::{PARTS, Training};
+use lean_run_folder::{Checkpoints, RunFolder, fail, identity, resumed};
+use lean_text::{Order, Text, read, tokenizer};
 use peak_alloc::PeakAlloc;
-use tokenizers::Tokenizer;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -31,267 +31,185 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Trains a model of the Llama family.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The folder of `config.json`, `tokenizer.json` and `model.safetensors`
-    model: PathBuf,
-    /// Plain text, or `.jsonl` with `messages` or `text` in each line
-    text: PathBuf,
+    #[command(flatten)]
+    settings: Settings,
     /// A new folder for what is learned
     #[arg(long)]
     output: PathBuf,
-    /// What is trained
-    #[arg(long, value_enum, default_value = "five-bytes")]
-    how: How,
-    /// Steps of the training
-    #[arg(long, default_value_t = 100)]
-    steps: usize,
-    /// Texts of a step
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
-    /// Tokens of a text
-    #[arg(long, default_value_t = 512)]
-    context: usize,
-    /// The learning rate: 1e-5, and 1e-4 with adapters, if not given
+    /// Go on with the training in the folder, from its last checkpoint
     #[arg(long)]
-    rate: Option<f64>,
-    /// AdamW's weight decay, not of biases and gains
-    #[arg(long, default_value_t = 0.0)]
-    decay: f32,
-    /// The rank of adapters. Their scale is 2
-    #[arg(long, default_value_t = 16)]
-    rank: usize,
+    resume: bool,
+    /// Steps from one checkpoint to the next; 0 for none
+    #[arg(long, default_value_t = 100)]
+    save_every: usize,
     /// A text whose loss is told before and after
     #[arg(long)]
     validation: Option<PathBuf>,
-    /// What the model goes on with at the end
-    #[arg(long)]
-    prompt: Option<String>,
-    /// Decides the order of texts, and roundings
-    #[arg(long, default_value_t = 42)]
-    seed: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum How {
-    /// All weights, in bf16, with AdamW in five bytes a weight
-    FiveBytes,
-    /// Adapters, over weights in bf16
-    Lora,
-    /// Adapters, over weights in four bits
-    Nf4,
+fn main() -> ExitCode {
+    let matches = Options::command().get_matches();
+    let was_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let names = matches.ids().map(Id::as_str).filter(was_given);
+    let given: Vec<_> = names.map(str::to_owned).collect();
+    let options = Options::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    run(options, &given).map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
 }
 
-fn main() -> Result<()> {
-    let options = Options::parse();
-    let device = Device::flex().autodiff();
-    device.seed(options.seed);
-    let config = ModelConfig::open(&options.model)?;
-    let time = options.context;
-    ensure!(
-        (2..=config.positions).contains(&time),
-        "a context of {time} tokens: the model has 2 to {}",
-        config.positions
-    );
-    ensure!(
-        options.batch > 0 && options.rank > 0,
-        "a batch or a rank of 0"
-    );
-    let tokenizer = tokenizer(&options.model, config.vocabulary)?;
-    let open = |path| Data::open(path, &options.model, &tokenizer, time, options.seed);
-    let mut data = open(&options.text)?;
-    let validation = options.validation.as_deref().map(open).transpose()?;
-    let weights = Weights::open(&options.model)?;
-    let types = weights.types();
-    let is_wide = types.values().any(|&dtype| dtype != DType::BF16);
-    let to_read = match options.how {
-        // All bits of f32 and f16 are for the optimizer.
-        How::FiveBytes if is_wide => Types::F32,
-        _ => Types::Bf16,
-    };
-    let model = weights.load(config.init(time, &device), to_read)?;
-    // Two runs cannot have one folder.
-    fs::create_dir(&options.output)
-        .with_context(|| format!("a new folder {}", options.output.display()))?;
-    println!(
-        "{} texts; about {:.0} MiB of memory",
-        data.len(),
-        mib(estimate(&model, &config, &options))
-    );
-
-    let (mut model, mut optim) = prepare(model, &options)?;
-    read_all(&model);
-    let loading = HEAP.peak_usage();
-    println!(
-        "the model: {:.0} MiB, and {:.0} MiB while it was read",
-        mib(HEAP.current_usage()),
-        mib(loading)
-    );
-    HEAP.reset_peak_usage();
-    if let Some(data) = &validation {
-        println!("validation: {:.4}", validate(&model, data));
+fn run(options: Options, given: &[String]) -> Result<()> {
+    let (output, mut settings) = (&options.output, options.settings);
+    // Checkpoints, and a lock: two programs cannot have one folder.
+    let path = output.join("training");
+    let mut folder = None;
+    if options.resume {
+        let of_run = RunFolder::open(&path, &PARTS)?;
+        let shown = output.display();
+        ensure!(
+            !of_run.is_finished(),
+            "the training in {shown} is over: train what it has written"
+        );
+        settings = resumed(&of_run.settings()?, &settings, given, &MAY_CHANGE)?;
+        folder = Some(of_run);
+    } else {
+        ensure_new(output)?;
     }
-    let rate = options.rate.unwrap_or(match options.how {
-        How::FiveBytes => 1e-5,
-        How::Lora | How::Nf4 => 1e-4,
-    });
-    for step in 1..=options.steps {
+    let config = ModelConfig::open(&settings.model)?;
+    settings.check(&config)?;
+    let tokenizer = tokenizer(&settings.model, config.vocabulary, &config.special_tokens)?;
+    let open = |path| read(path, &settings.model, &tokenizer, settings.context);
+    let texts = open(&settings.text)?;
+    let validation = options.validation.as_deref().map(open).transpose()?;
+    let weights = model::open(&settings.model)?;
+    let types = weights
+        .tensors()
+        .map(|(name, dtype, _)| (name.to_owned(), dtype));
+    let types: BTreeMap<_, _> = types.collect();
+    let foretold = mib(estimate(&weights, &config, &settings));
+    println!("{} texts; about {foretold:.0} MiB of memory", texts.len());
+
+    let identity = identity(&settings, &MAY_CHANGE)?;
+    let checkpoints = |folder: &RunFolder| folder.checkpoints().of_run(&identity);
+    let of_before = folder.as_ref().map(checkpoints);
+    let last = of_before
+        .as_ref()
+        .map_or(Ok(None), Checkpoints::resume_point)?;
+    let from = of_before.as_ref().zip(last);
+    let device = Device::flex().autodiff();
+    device.seed(settings.seed);
+    let mut training = Training::open(&settings, &config, weights, from, &device)?;
+    let (now, peak) = (mib(HEAP.current_usage()), mib(HEAP.peak_usage()));
+    println!("the model: {now:.0} MiB, and {peak:.0} MiB while it was read");
+    HEAP.reset_peak_usage();
+    // Nothing is left of a training that was refused until here.
+    let folder = match folder {
+        Some(folder) => folder,
+        None => {
+            ensure_new(output)?;
+            let folder = RunFolder::create::<Settings>(&path, &PARTS, false)?;
+            folder.start(&settings)?;
+            folder
+        }
+    };
+    folder.save_settings(&settings)?;
+    let checkpoints = checkpoints(&folder);
+
+    let mut last = last.unwrap_or(0);
+    if options.resume {
+        println!("going on after step {last}");
+    }
+    let mut order = Order::new(texts.len(), settings.seed).skip(last * settings.batch);
+    if let Some(texts) = &validation {
+        println!("validation: {:.4}", validate(&training.model, texts));
+    }
+    for step in last + 1..=settings.steps {
         let start = Instant::now();
-        let loss = model.loss(data.next(options.batch, &device));
+        let chosen = order.by_ref().take(settings.batch);
+        let chosen: Vec<_> = chosen.map(|place| &texts[place]).collect();
+        let loss = training.model.loss(Batch::new(&chosen, &device));
         let value = loss.clone().into_scalar::<f32>();
         ensure!(value.is_finite(), "the loss of step {step} is {value}");
-        model = optim.backward(rate, loss, model);
-        if step <= 3 || step % 10 == 0 || step == options.steps {
-            println!(
-                "step {step}: loss {value:.4}, {:.2} s",
-                start.elapsed().as_secs_f64()
-            );
+        let rate = settings.rate();
+        training.model = training.optim.backward(rate, loss, training.model);
+        if step <= 3 || step % 10 == 0 || step == settings.steps {
+            let seconds = start.elapsed().as_secs_f64();
+            println!("step {step}: loss {value:.4}, {seconds:.2} s");
+        }
+        if step % options.save_every.max(1) == 0 && options.save_every > 0 && step < settings.steps
+        {
+            let saved = training.save(settings.how, &checkpoints, step);
+            saved.with_context(|| format!("make room, and --resume goes on after step {last}"))?;
+            last = step;
         }
     }
+    if let Some(texts) = &validation {
+        println!("validation: {:.4}", validate(&training.model, texts));
+    }
+    if let Err(error) = training.give(&settings, &types, output) {
+        // A checkpoint may fit where the weights do not, as on another disk.
+        if training
+            .save(settings.how, &checkpoints, settings.steps)
+            .is_ok()
+        {
+            last = settings.steps;
+        }
+        return Err(error.context(format!("make room, and --resume goes on after step {last}")));
+    }
+    // Writing takes less than training.
     println!("the peak of memory: {:.0} MiB", mib(HEAP.peak_usage()));
-    if let Some(data) = &validation {
-        println!("validation: {:.4}", validate(&model, data));
-    }
-    if let Some(prompt) = &options.prompt {
-        println!("{prompt}{}", write(&model, prompt, &tokenizer, time)?);
-    }
-    match options.how {
-        How::FiveBytes => {
-            if is_wide {
-                let adamw = AdamWConfig::new().in_five_bytes(options.seed);
-                model = adamw.weights_to_f32(model, optim.to_record())?;
-            }
-            drop(optim);
-            save(&model, &options.output, types)?;
-            copy_rest(&options.model, &options.output)
-        }
-        // Modules have the names of Python's.
-        How::Lora | How::Nf4 => Ok(save_adapters(
-            &model,
-            &lora(options.rank),
-            &options.output,
-            str::to_owned,
-        )?),
-    }
+    folder.save_results(&settings.steps)?;
+    // Nothing goes on from them any more.
+    Ok(checkpoints.clear()?)
+}
+
+fn ensure_new(output: &Path) -> Result<()> {
+    let shown = output.display();
+    ensure!(
+        !output.exists(),
+        "{shown} is there: choose a new folder, or go on with the training in it with --resume"
+    );
+    Ok(())
 }
 
 fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Adapters of all linear layers but the head.
-fn lora(rank: usize) -> Lora {
-    Lora::new(rank, 2.0 * rank as f64)
-        .set_param_group(ParamGroup::from_predicate("layers"))
-        .set_dtype(FloatDType::F32)
-}
-
-/// The model as it is trained, and its optimizer.
-fn prepare(model: Decoder, options: &Options) -> Result<(Decoder, ReleaseOptimizer)> {
-    let adamw = |decay| {
-        AdamWConfig::new()
-            .with_epsilon(1e-8)
-            .with_weight_decay(decay)
-    };
-    let five_bytes = |decay| adamw(decay).in_five_bytes(options.seed);
-    let lora = lora(options.rank);
-    let model = match options.how {
-        How::FiveBytes => {
-            let group = MixedPrecision::bf16().params(&model)?;
-            let no_decay = no_decay(&model);
-            let record = OptimizerRecord::default();
-            let (model, record) =
-                five_bytes(0.0).weights_from_f32(model, &group, DType::BF16, record)?;
-            let optim = five_bytes(options.decay).init().with_gradient_release();
-            let optim = optim.with_group(no_decay, five_bytes(0.0), None);
-            return Ok((model, optim.load_record(record)));
-        }
-        How::Lora => model.apply_lora(lora),
-        How::Nf4 => {
-            let nf4 = Nf4::new().with_group(ParamGroup::from_predicate("layers"));
-            nf4.with_lora(lora).pack(model)?
-        }
-    };
-    let optim = adamw(options.decay).in_one_pass().init();
-    Ok((model, optim.with_gradient_release()))
-}
-
 /// Bytes of the weights and states, of the largest gradient and of activations.
-fn estimate(model: &Decoder, config: &ModelConfig, options: &Options) -> usize {
-    #[derive(Default)]
-    struct Sizes {
-        /// Of the layers, and of all else.
-        numbers: [usize; 2],
-        largest: usize,
-        /// Of a factor of rank 1 for each matrix of the layers.
-        factors: usize,
-        path: Vec<String>,
-    }
-    impl ModuleVisitor for Sizes {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
+fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> usize {
+    let (mut inside, mut outside, mut largest, mut sides) = (0, 0, 0, 0);
+    for (name, _, shape) in weights.tensors() {
+        let numbers = shape.iter().product();
+        largest = largest.max(numbers);
+        match name.contains(".layers.") {
+            true => inside += numbers,
+            false => outside += numbers,
         }
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let shape = param.lazy_shape();
-            let is_outside = !self.path.iter().any(|name| name == "layers");
-            self.numbers[usize::from(is_outside)] += shape.num_elements();
-            self.largest = self.largest.max(shape.num_elements());
-            if D == 2 && !is_outside {
-                self.factors += shape.iter().sum::<usize>();
-            }
+        if name.contains(".layers.") && shape.len() == 2 {
+            sides += shape.iter().sum::<usize>();
         }
     }
-    let mut sizes = Sizes::default();
-    model.visit(&mut sizes);
-    let [inside, outside] = sizes.numbers;
-    let weights = match options.how {
+    let adapters = sides * settings.rank * 12;
+    let weights = match settings.how {
         // Weights, their states, and the gradient of one of them, in f32 for a moment.
-        How::FiveBytes => (inside + outside) * 506 / 100 + sizes.largest * 6,
-        How::Lora => (inside + outside) * 2 + sizes.factors * options.rank * 12,
-        How::Nf4 => inside * 516 / 1000 + outside * 2 + sizes.factors * options.rank * 12,
+        How::FiveBytes => (inside + outside) * 506 / 100 + largest * 6,
+        How::Lora => (inside + outside) * 2 + adapters,
+        How::Nf4 => inside * 516 / 1000 + outside * 2 + adapters,
     };
-    let tokens = options.batch * options.context;
+    let tokens = settings.batch * settings.context;
     let in_layer = 4 * config.width + 3 * config.heads * config.head_size + 4 * config.hidden;
     let scopes = config.windows.len() * config.width;
     weights + tokens * 2 * (scopes + 2 * in_layer)
 }
 
 /// The mean loss of all texts.
-fn validate(model: &Decoder, data: &Data) -> f64 {
+fn validate(model: &Decoder, texts: &[Text]) -> f64 {
     let model = model.valid();
     let (mut sum, mut tokens) = (0.0, 0);
-    for batch in data.all(&Device::flex()) {
+    for text in texts {
+        let batch = Batch::new(&[text], &Device::flex());
         let places = batch.places.dims()[0];
         sum += f64::from(model.loss(batch).into_scalar::<f32>()) * places as f64;
         tokens += places;
     }
     sum / tokens as f64
-}
-
-/// What the model says most likely after a prompt.
-fn write(model: &Decoder, prompt: &str, tokenizer: &Tokenizer, time: usize) -> Result<String> {
-    let model = model.valid();
-    let encoding = tokenizer.encode(prompt, true).map_err(anyhow::Error::msg)?;
-    let mut tokens = encoding.get_ids().to_vec();
-    let length = tokens.len();
-    while tokens.len() < time.min(length + 32) {
-        tokens.push(model.next(&tokens, &Device::flex()));
-    }
-    let said = tokenizer.decode(&tokens[length.min(tokens.len())..], false);
-    said.map_err(anyhow::Error::msg)
-}
-
-/// Copies what belongs to a model beside its weights.
-fn copy_rest(from: &Path, to: &Path) -> Result<()> {
-    for entry in fs::read_dir(from)? {
-        let (path, name) = entry.map(|it| (it.path(), it.file_name()))?;
-        let is_kept = ["json", "jinja"]
-            .iter()
-            .any(|it| path.extension() == Some(it.as_ref()));
-        if is_kept && !name.to_string_lossy().contains("safetensors") && path.is_file() {
-            fs::copy(&path, to.join(name)).with_context(|| path.display().to_string())?;
-        }
-    }
-    Ok(())
 }

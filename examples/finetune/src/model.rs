@@ -1,10 +1,15 @@
 //! A decoder of the Llama family. Fields have the names of the files.
 
+use std::path::Path;
+
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_each;
 use burn_lean::operations::{Attention, linear_cross_entropy, nn, swiglu};
+use burn_lean::safetensors::{SafetensorsError, Weights};
+
+use lean_text::Text;
 
 use crate::config::ModelConfig;
 
@@ -51,6 +56,17 @@ struct Mlp {
     down_proj: nn::Linear,
 }
 
+/// The weights in a folder.
+///
+/// # Errors
+///
+/// Those of [`Weights::open`].
+pub fn open(folder: &Path) -> Result<Weights, SafetensorsError> {
+    // Tables of older files, that every reader computes.
+    let is_table = |name: &str| name.ends_with(".rotary_emb.inv_freq");
+    Ok(Weights::open(folder)?.without(is_table))
+}
+
 /// Texts, and where they have a next token to learn.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -60,6 +76,32 @@ pub struct Batch {
     pub places: Tensor<1, Int>,
     /// The successors: `[places]`.
     pub targets: Tensor<1, Int>,
+}
+
+impl Batch {
+    /// Pads texts at their ends, where no token of theirs sees it and no loss counts.
+    pub fn new(texts: &[&Text], device: &Device) -> Self {
+        let lengths = texts.iter().map(|text| text.tokens.len());
+        let time = lengths.max().unwrap_or(0);
+        let (mut tokens, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        for (row, text) in texts.iter().enumerate() {
+            for at in 1..text.tokens.len() {
+                if text.counts[at] {
+                    places.push((row * time + at - 1) as i32);
+                    targets.push(text.tokens[at] as i32);
+                }
+            }
+            let padding = std::iter::repeat_n(0, time - text.tokens.len());
+            tokens.extend(text.tokens.iter().map(|&token| token as i32).chain(padding));
+        }
+        let line =
+            |values: Vec<i32>| -> Tensor<1, Int> { Tensor::from_data(values.as_slice(), device) };
+        Self {
+            tokens: Tensor::from_data(TensorData::new(tokens, [texts.len(), time]), device),
+            places: line(places),
+            targets: line(targets),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -74,7 +116,8 @@ impl ModelConfig {
             config.init(device)
         };
         let (queries, keys) = (self.heads * self.head_size, self.key_heads * self.head_size);
-        let rotary = self.rope.encoding(time, self.head_size, device);
+        let rotary = nn::RotaryEncodingConfig::new(time, self.head_size).with_theta(self.theta);
+        let rotary = rotary.init_scaled(&self.scaling, device);
         let query_norm = || self.has_query_norms.then(|| norm(self.head_size));
         let layer = |&window: &Option<usize>| Layer {
             self_attn: SelfAttention {
@@ -121,16 +164,6 @@ impl Decoder {
     pub fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let head = self.head().unsqueeze();
         self.hidden(tokens).matmul(head).cast(DType::F32)
-    }
-
-    /// The token that follows `tokens` most likely.
-    pub fn next(&self, tokens: &[u32], device: &Device) -> u32 {
-        let tokens = Tensor::<1, Int>::from_data(tokens, device).unsqueeze();
-        let hidden = self.hidden(tokens);
-        let last = hidden.dims()[1] - 1;
-        let last = hidden.narrow(1, last, 1).flatten::<2>(0, 1);
-        let logits = last.matmul(self.head());
-        logits.argmax(1).into_scalar::<i64>() as u32
     }
 
     /// `[width, vocabulary]`

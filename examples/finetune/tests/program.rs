@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use burn::store::{ModuleStore, SafetensorsStore, bridge};
 use burn::tensor::Device;
-use finetune::data::{Data, tokenizer};
+use finetune::config::ModelConfig;
+use finetune::model::Batch;
+use lean_text::Text;
 use tempfile::TempDir;
 
 const WORDS: [&str; 10] = [
@@ -52,115 +56,57 @@ fn write_tokenizer<'a>(folder: &Path, words: impl Iterator<Item = &'a str>) {
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
 }
 
-fn open(folder: &Path, file: &str, content: &str, time: usize) -> anyhow::Result<Data> {
-    let path = folder.join(file);
-    fs::write(&path, content).unwrap();
-    Data::open(&path, folder, &tokenizer(folder, 48)?, time, 1)
-}
-
-/// The words of each text that are learned.
-fn learned(data: &Data) -> Vec<String> {
-    let words = |ids: Vec<i64>| {
-        let words: Vec<_> = ids.into_iter().map(|id| WORDS[id as usize]).collect();
-        words.join(" ")
-    };
-    data.all(&Device::flex())
-        .map(|batch| words(batch.targets.into_data().iter::<i64>().collect()))
-        .collect()
-}
-
-#[test]
-fn prompts_carry_no_loss() {
-    let folder = model("llama");
-    let line = r#"{"messages": [{"role": "user", "content": "one two"},
-        {"role": "assistant", "content": "three four "}, {"role": "user", "content": "five"},
-        {"role": "assistant", "content": "six"}]}"#;
-    let lines = format!(
-        "{}\n\n{{\"text\": \"one two three\"}}\n",
-        line.replace('\n', " ")
-    );
-    let data = open(folder.path(), "text.jsonl", &lines, 24).unwrap();
-    assert_eq!(learned(&data), ["three four [end] six [end]", "two three"]);
-}
-
-#[test]
-fn each_word_of_a_plain_text_is_learned_once() {
-    let folder = model("llama");
-    let data = open(folder.path(), "text.txt", "one two three four five six", 3).unwrap();
-    assert_eq!(learned(&data), ["two three", "four five", "six"]);
-}
-
 #[test]
 fn padding_changes_no_loss() {
     let folder = model("llama");
     let device = Device::flex();
-    let config = finetune::config::ModelConfig::open(folder.path()).unwrap();
-    let weights = finetune::files::Weights::open(folder.path()).unwrap();
-    let model = weights
-        .load(config.init(24, &device), finetune::files::Types::F32)
-        .unwrap();
-    let lines = "{\"text\": \"one two three four five\"}\n{\"text\": \"six five\"}\n";
-    let mut data = open(folder.path(), "text.jsonl", lines, 24).unwrap();
-    let each: Vec<f32> = data
-        .all(&device)
-        .map(|batch| model.loss(batch).into_scalar::<f32>())
-        .collect();
-    let both = model.loss(data.next(2, &device)).into_scalar::<f32>();
-    // Of four words and of one.
-    let expected = (4.0 * each[0] + each[1]) / 5.0;
-    assert!((both - expected).abs() < 1e-5, "{both} {expected}");
-}
-
-#[test]
-fn texts_that_do_not_fit_are_refused_in_words() {
-    let folder = model("llama");
-    let error = |name: &str, content: &str, time| {
-        format!(
-            "{:#}",
-            open(folder.path(), name, content, time).unwrap_err()
-        )
+    let config = ModelConfig::open(folder.path()).unwrap();
+    let weights = finetune::model::open(folder.path()).unwrap();
+    let model = weights.load(config.init(24, &device), str::to_owned);
+    let model = model.unwrap();
+    let text = |tokens: &[u32]| Text {
+        tokens: tokens.to_vec(),
+        counts: vec![true; tokens.len()],
     };
-    let no_json = error("text.jsonl", "{\"text\": \"one two\"}\nno JSON\n", 24);
-    assert!(
-        no_json.contains("text.jsonl, line 2: it is no JSON"),
-        "{no_json}"
-    );
-    let other = error("text.jsonl", "{\"prompt\": \"one\"}", 24);
-    assert!(other.contains("neither `messages` nor `text`"), "{other}");
-    let long = r#"{"messages": [{"role": "assistant", "content": "one two three four"}]}"#;
-    let long = error("text.jsonl", long, 5);
-    assert!(
-        long.contains("of 6 tokens is longer than the context of 5"),
-        "{long}"
-    );
-    let silent = r#"{"messages": [{"role": "user", "content": "one"}]}"#;
-    let silent = error("text.jsonl", silent, 24);
-    assert!(
-        silent.contains("no message is of the role `assistant`"),
-        "{silent}"
-    );
-    let empty = error("text.txt", "", 24);
-    assert!(empty.contains("nothing to learn"), "{empty}");
-
-    let many: Vec<_> = (0..50).map(|id| format!("word{id}")).collect();
-    write_tokenizer(folder.path(), many.iter().map(String::as_str));
-    let other = tokenizer(folder.path(), 48).unwrap_err().to_string();
-    assert!(
-        other.contains("a token 49, and the model 48 tokens"),
-        "{other}"
-    );
+    let texts = [&text(&[4, 5, 6, 7, 8]), &text(&[9, 8])];
+    let loss = |texts: &[&Text]| model.loss(Batch::new(texts, &device)).into_scalar::<f32>();
+    // Of four tokens and of one.
+    let expected = (4.0 * loss(&texts[..1]) + loss(&texts[1..])) / 5.0;
+    assert!((loss(&texts) - expected).abs() < 1e-5);
 }
 
-fn run(folder: &Path, output: &str, options: &[&str]) -> Output {
+fn command(folder: &Path, output: &str, options: &[&str]) -> Command {
     let text = folder.join("text.txt");
-    fs::write(&text, "one two three four five six ".repeat(20)).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_finetune"))
+    if !text.exists() {
+        fs::write(&text, "one two three four five six ".repeat(20)).unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
+    command
         .args([folder, &text])
         .args(["--output", output, "--context", "12"])
         .args(options)
-        .current_dir(folder)
-        .output()
-        .unwrap()
+        .current_dir(folder);
+    command
+}
+
+fn run(folder: &Path, output: &str, options: &[&str]) -> Output {
+    command(folder, output, options).output().unwrap()
+}
+
+/// What a program has said that went well.
+fn done(output: Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a program has said that did not, with its exit code.
+fn refused(output: Output) -> (String, Option<i32>) {
+    assert!(!output.status.success());
+    (
+        String::from_utf8(output.stderr).unwrap(),
+        output.status.code(),
+    )
 }
 
 fn numbers(file: &Path) -> Vec<(String, Vec<f32>)> {
@@ -181,12 +127,7 @@ fn a_rate_of_zero_changes_no_bit() {
     for name in ["llama", "qwen3"] {
         let folder = model(name);
         let path = folder.path();
-        let run = run(path, "new", &["--steps", "2", "--rate", "0"]);
-        assert!(
-            run.status.success(),
-            "{}",
-            String::from_utf8_lossy(&run.stderr)
-        );
+        done(run(path, "new", &["--steps", "2", "--rate", "0"]));
         let [old, new] = ["model.safetensors", "new/model.safetensors"].map(|it| path.join(it));
         assert_eq!(numbers(&new), numbers(&old), "{name}");
         for file in ["config.json", "tokenizer.json", "chat_template.jinja"] {
@@ -217,17 +158,7 @@ fn each_way_learns_the_text() {
             "--validation",
             "text.txt",
         ];
-        let run = run(
-            path,
-            "new",
-            &[&options[..], &["--prompt", "one two"]].concat(),
-        );
-        let said = String::from_utf8(run.stdout).unwrap();
-        assert!(
-            run.status.success(),
-            "{}",
-            String::from_utf8_lossy(&run.stderr)
-        );
+        let said = done(run(path, "new", &options));
         let losses: Vec<f32> = said
             .lines()
             .filter_map(|line| line.strip_prefix("validation: ")?.parse().ok())
@@ -243,11 +174,134 @@ fn each_way_learns_the_text() {
 fn a_folder_that_is_there_is_left_alone() {
     let folder = model("llama");
     fs::create_dir(folder.path().join("new")).unwrap();
-    let run = run(folder.path(), "new", &["--steps", "1"]);
-    let error = String::from_utf8(run.stderr).unwrap();
+    let (error, _) = refused(run(folder.path(), "new", &["--steps", "1"]));
     assert!(
-        !run.status.success() && error.contains("a new folder new"),
+        error.contains("new is there: choose a new folder"),
         "{error}"
     );
     assert_eq!(fs::read_dir(folder.path().join("new")).unwrap().count(), 0);
+    let (error, _) = refused(run(folder.path(), "new", &["--resume"]));
+    assert!(error.contains("nothing to resume"), "{error}");
+}
+
+/// Steps of checkpoints, of which the newest may not be complete.
+fn checkpoints(output: &Path) -> Vec<usize> {
+    let Ok(files) = fs::read_dir(output.join("training/checkpoint")) else {
+        return Vec::new();
+    };
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let step = |name: String| {
+        name.strip_prefix("states-")?
+            .strip_suffix(".bpk")?
+            .parse()
+            .ok()
+    };
+    names.filter_map(step).collect()
+}
+
+/// With weights in f32 and all of them trained, and with adapters over weights in bf16.
+#[test]
+fn a_training_that_was_killed_goes_on_as_if_it_was_not() {
+    for (name, how, file) in [
+        ("llama", "five-bytes", "model.safetensors"),
+        ("qwen3", "lora", "adapter_model.safetensors"),
+    ] {
+        let folder = model(name);
+        let path = folder.path();
+        let options = [
+            "--how",
+            how,
+            "--batch",
+            "2",
+            "--rate",
+            "1e-2",
+            "--save-every",
+            "2",
+        ];
+        let with = |more: &[&'static str]| [&options[..], more].concat();
+        let killed = with(&["--steps", "1000000"]);
+        let mut killed = command(path, "new", &killed)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        while checkpoints(&path.join("new")).is_empty() {
+            assert!(killed.try_wait().unwrap().is_none(), "it ended");
+            thread::sleep(Duration::from_millis(2));
+        }
+        let (second, _) = refused(run(path, "new", &with(&["--resume"])));
+        assert!(second.contains("another program"), "{second}");
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        let steps = checkpoints(&path.join("new")).into_iter().max().unwrap() + 3;
+        let steps = ["--steps", &*steps.to_string().leak()];
+
+        let text = fs::read_to_string(path.join("text.txt")).unwrap();
+        fs::write(path.join("text.txt"), format!("{text} one")).unwrap();
+        let (other, _) = refused(run(path, "new", &with(&["--resume"])));
+        assert!(
+            other.contains("is not what the training began with"),
+            "{other}"
+        );
+        fs::write(path.join("text.txt"), text).unwrap();
+        let (other, _) = refused(run(path, "new", &with(&["--resume", "--seed", "7"])));
+        assert!(
+            other.contains("the run to resume has --seed 42, not 7"),
+            "{other}"
+        );
+
+        // What is learned is not lost if it cannot be written.
+        let in_the_way = path.join("new").join(file);
+        fs::create_dir(&in_the_way).unwrap();
+        let resume = with(&[&steps[..], &["--resume"]].concat());
+        let (full, code) = refused(run(path, "new", &resume));
+        let way_out = format!("make room, and --resume goes on after step {}", steps[1]);
+        assert!(full.contains(&way_out) && full.contains(file), "{full}");
+        assert_eq!(code, Some(74));
+        fs::remove_dir(&in_the_way).unwrap();
+
+        // Settings are kept: they need not be told again.
+        let steps_alone = [&steps[..], &["--resume"]].concat();
+        let said = done(run(path, "new", &steps_alone));
+        let goes_on = format!("going on after step {}", steps[1]);
+        assert!(said.contains(&goes_on) && !said.contains("loss"), "{said}");
+        done(run(path, "whole", &with(&steps)));
+        let [found, expected] =
+            ["new", "whole"].map(|it| fs::read(path.join(it).join(file)).unwrap());
+        assert!(found == expected, "{how}: other weights");
+        assert!(checkpoints(&path.join("new")).is_empty());
+        let (over, _) = refused(run(path, "new", &with(&["--resume"])));
+        assert!(over.contains("is over"), "{over}");
+    }
+}
+
+/// A limit of the size of a file stands for a disk that is full.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_takes_no_checkpoint_away() {
+    let folder = model("llama");
+    let path = folder.path();
+    let options = ["--steps", "5", "--save-every", "2", "--rate", "1e-2"];
+    let program = command(path, "new", &options);
+    // In blocks of 512 bytes.
+    let limited = r#"trap "" XFSZ; ulimit -f 40; exec "$@""#;
+    let mut limited_program = Command::new("sh");
+    limited_program
+        .args(["-c", limited, "sh"])
+        .arg(program.get_program());
+    let limited = limited_program
+        .args(program.get_args())
+        .current_dir(path)
+        .output();
+    let (error, code) = refused(limited.unwrap());
+    assert!(
+        error.contains("make room, and --resume goes on after step 0"),
+        "{error}"
+    );
+    assert_eq!(code, Some(74), "{error}");
+    assert!(checkpoints(&path.join("new")).is_empty());
+    done(run(path, "new", &[&options[..], &["--resume"]].concat()));
+    done(run(path, "whole", &options));
+    let [found, expected] =
+        ["new", "whole"].map(|it| fs::read(path.join(it).join("model.safetensors")).unwrap());
+    assert!(found == expected);
 }

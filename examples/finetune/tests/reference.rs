@@ -6,14 +6,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::AdamWConfig;
 use burn::store::{ModuleStore, SafetensorsStore, bridge};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::WithGradientRelease;
+use burn_lean::safetensors::save;
 use finetune::config::ModelConfig;
-use finetune::files::{Types, Weights, read_all, save};
-use finetune::model::{Batch, Decoder};
+use finetune::model::{Batch, Decoder, open};
 use serde::Deserialize;
 use tempfile::TempDir;
 
@@ -39,9 +38,9 @@ fn known(model: &str) -> Known {
     serde_json::from_str(&fs::read_to_string(folder(model).join("known.json")).unwrap()).unwrap()
 }
 
-fn load(folder: &Path, types: Types, device: &Device) -> anyhow::Result<Decoder> {
+fn load(folder: &Path, device: &Device) -> anyhow::Result<Decoder> {
     let model = ModelConfig::open(folder)?.init(24, device);
-    Weights::open(folder)?.load(model, types)
+    Ok(open(folder)?.load(model, str::to_owned)?)
 }
 
 fn tokens(known: &Known, device: &Device) -> Tensor<2, Int> {
@@ -75,7 +74,7 @@ fn largest(one: &[f32], other: &[f32]) -> f32 {
 fn logits_are_those_of_transformers() {
     for name in MODELS {
         let known = known(name);
-        let model = load(&folder(name), Types::F32, &Device::flex()).unwrap();
+        let model = load(&folder(name), &Device::flex()).unwrap();
         let distance = distance(&model, &known, &known.logits);
         println!("{name}: {distance:e}");
         assert!(distance < 1e-4, "{name}: {distance}");
@@ -90,9 +89,9 @@ fn stretched_positions_are_those_of_transformers() {
     for scaling in ["linear", "llama3", "yarn"] {
         let config = fs::read_to_string(folder("llama").join(format!("config-{scaling}.json")));
         let config = ModelConfig::parse(&config.unwrap()).unwrap();
-        let weights = Weights::open(&folder("llama")).unwrap();
+        let weights = open(&folder("llama")).unwrap();
         let model = config.init(24, &Device::flex());
-        let model = weights.load(model, Types::F32).unwrap();
+        let model = weights.load(model, str::to_owned).unwrap();
         let expected: Vec<Vec<Vec<f32>>> =
             serde_json::from_value(logits[format!("logits_{scaling}")].clone()).unwrap();
         let distance = distance(&model, &known_of_all, &expected);
@@ -108,7 +107,7 @@ fn twenty_steps_are_those_of_torch() {
     for name in MODELS {
         let known = known(name);
         let device = Device::flex().autodiff();
-        let mut model = load(&folder(name), Types::F32, &device).unwrap();
+        let mut model = load(&folder(name), &device).unwrap();
         let adamw = AdamWConfig::new().with_epsilon(1e-5).with_weight_decay(0.1);
         let mut optim = adamw.init().with_gradient_release();
         let all = tokens(&known, &device);
@@ -131,9 +130,8 @@ fn twenty_steps_are_those_of_torch() {
         assert!(apart < 1e-4, "losses of {name}: {apart}");
 
         let written = TempDir::new().unwrap();
-        let types = Weights::open(&folder(name)).unwrap().types();
-        let types = types.into_keys().map(|name| (name, DType::F32)).collect();
-        save(&model, written.path(), types).unwrap();
+        let file = written.path().join("model.safetensors");
+        save(&model, file, str::to_owned, |_, _| DType::F32).unwrap();
         let found = values(written.path());
         assert!(found.keys().eq(known.after.keys()), "{name}: other tensors");
         for (of, expected) in &known.after {
@@ -168,31 +166,13 @@ fn values(folder: &Path) -> BTreeMap<String, (DType, Vec<f32>)> {
 #[test]
 fn what_is_written_is_what_was_read() {
     for name in MODELS {
-        for types in [Types::Kept, Types::F32] {
-            let model = load(&folder(name), types, &Device::flex()).unwrap();
-            let written = TempDir::new().unwrap();
-            let of_file = Weights::open(&folder(name)).unwrap().types();
-            save(&model, written.path(), of_file).unwrap();
-            assert_eq!(values(written.path()), values(&folder(name)), "{name}");
-        }
+        let model = load(&folder(name), &Device::flex()).unwrap();
+        let written = TempDir::new().unwrap();
+        let of_file = values(&folder(name));
+        let file = written.path().join("model.safetensors");
+        save(&model, file, str::to_owned, |name, _| of_file[name].0).unwrap();
+        assert_eq!(values(written.path()), of_file, "{name}");
     }
-}
-
-#[test]
-fn weights_are_read_when_they_are_needed() {
-    struct AreRead(bool);
-    impl ModuleVisitor for AreRead {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 |= param.is_initialized();
-        }
-    }
-    let model = load(&folder("qwen3"), Types::Bf16, &Device::flex()).unwrap();
-    let mut are_read = AreRead(false);
-    model.visit(&mut are_read);
-    assert!(!are_read.0);
-    read_all(&model);
-    model.visit(&mut are_read);
-    assert!(are_read.0);
 }
 
 /// What is wrong with a copy of a reference that was changed.
@@ -203,10 +183,7 @@ fn error(model: &str, change: impl FnOnce(&Path)) -> String {
         fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
     change(copy.path());
-    format!(
-        "{:#}",
-        load(copy.path(), Types::F32, &Device::flex()).unwrap_err()
-    )
+    format!("{:#}", load(copy.path(), &Device::flex()).unwrap_err())
 }
 
 fn with_config(folder: &Path, change: impl FnOnce(String) -> String) {
@@ -241,7 +218,9 @@ fn files_that_do_not_fit_are_refused_in_words() {
         });
     });
     assert!(
-        misshapen.contains("model.embed_tokens.weight is [48, 32] in the file, and [50, 32]"),
+        misshapen.contains(
+            "model.embed_tokens.weight is [48, 32] in the file, and [50, 32] in the model"
+        ),
         "{misshapen}"
     );
     let cut = error("llama", |folder| {
@@ -271,9 +250,8 @@ fn configurations_that_are_not_understood_are_refused_in_words() {
     let text = fs::read_to_string(folder("llama").join("config.json")).unwrap();
     let error = |from: &str, to: &str| {
         assert!(text.contains(from));
-        ModelConfig::parse(&text.replace(from, to))
-            .unwrap_err()
-            .to_string()
+        let error = ModelConfig::parse(&text.replace(from, to)).unwrap_err();
+        format!("{error:#}")
     };
     let other = error("\"model_type\": \"llama\"", "\"model_type\": \"gemma2\"");
     assert!(other.contains("`model_type` is `gemma2`"), "{other}");

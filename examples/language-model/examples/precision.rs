@@ -14,7 +14,7 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::optim::InFiveBytes;
 use burn_lean::{MixedPrecision, WithGradientRelease};
-use language_model::model::{Gpt, GptConfig};
+use language_model::model::{Decoder, DecoderConfig};
 use language_model::text::Text;
 use peak_alloc::PeakAlloc;
 
@@ -38,7 +38,7 @@ enum Precision {
 }
 
 impl Precision {
-    fn model(self, config: &GptConfig, device: &Device) -> Result<Gpt> {
+    fn model(self, config: &DecoderConfig, device: &Device) -> Result<Decoder> {
         let model = config.init(device);
         Ok(match self {
             Self::F32 => model,
@@ -64,7 +64,7 @@ fn losses() -> Result<()> {
             let device = Device::flex().autodiff();
             device.seed(seed);
             let mut text = Text::open(None, 128)?;
-            let mut model = precision.model(&GptConfig::new(), &device)?;
+            let mut model = precision.model(&DecoderConfig::new(), &device)?;
             let mut optim = precision.optimizer().with_gradient_release();
             let mut sum = 0.0;
             for step in 1..=STEPS {
@@ -86,7 +86,7 @@ fn losses() -> Result<()> {
 
 /// The shape of TinyLlama, 1.1 billion parameters, and one window of 512 tokens.
 fn tiny_llama() -> Result<()> {
-    let config = GptConfig::new()
+    let config = DecoderConfig::new()
         .with_vocabulary(32_000)
         .with_time(512)
         .with_width(2048)

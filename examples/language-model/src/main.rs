@@ -20,7 +20,7 @@ use burn_lean::optim::InFiveBytes;
 use burn_lean::{MixedPrecision, WithGradientRelease, no_decay};
 use peak_alloc::PeakAlloc;
 
-use language_model::model::GptConfig;
+use language_model::model::DecoderConfig;
 use language_model::text::Text;
 
 #[global_allocator]
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     let device = Device::flex().autodiff();
     device.seed(42);
     // Weights and activations in bf16, and norms in f32.
-    let mut model = MixedPrecision::bf16().cast(GptConfig::new().init(&device))?;
+    let mut model = MixedPrecision::bf16().cast(DecoderConfig::new().init(&device))?;
 
     // Weight, correction and moments in five bytes a parameter, in place of twelve.
     let adamw = |decay| {

@@ -8,9 +8,9 @@ use burn_lean::checkpoint_each;
 // Modules of Burn's names and fields that save fewer tensors for backward.
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 
-/// Shape of a [`Gpt`].
+/// Shape of a [`Decoder`].
 #[derive(Config, Debug)]
-pub struct GptConfig {
+pub struct DecoderConfig {
     /// The size of the vocabulary: all bytes.
     #[config(default = 256)]
     vocabulary: usize,
@@ -20,10 +20,10 @@ pub struct GptConfig {
     /// The width of a token.
     #[config(default = 128)]
     width: usize,
-    /// The number of blocks.
+    /// The number of layers.
     #[config(default = 4)]
     depth: usize,
-    /// The number of attention heads of a block.
+    /// The number of attention heads of a layer.
     #[config(default = 4)]
     heads: usize,
     /// The number of heads that keys and values have; each serves several of the queries.
@@ -36,16 +36,16 @@ pub struct GptConfig {
 
 /// A language model.
 #[derive(Module, Debug)]
-pub struct Gpt {
+pub struct Decoder {
     embedding: nn::Embedding,
-    blocks: Vec<Block>,
+    layers: Vec<Layer>,
     norm: nn::RmsNorm,
     head: nn::Linear,
 }
 
 /// Attention and a gated feed-forward network, each on a residual path.
 #[derive(Module, Debug)]
-struct Block {
+struct Layer {
     attention_norm: nn::RmsNorm,
     query: nn::Linear,
     key: nn::Linear,
@@ -59,16 +59,16 @@ struct Block {
     down: nn::Linear,
 }
 
-impl GptConfig {
+impl DecoderConfig {
     /// A model with random weights.
-    pub fn init(&self, device: &Device) -> Gpt {
+    pub fn init(&self, device: &Device) -> Decoder {
         let linear = |from, to| {
             nn::LinearConfig::new(from, to)
                 .with_bias(false)
                 .init(device)
         };
         let norm = || nn::RmsNormConfig::new(self.width).init(device);
-        let block = || Block {
+        let layer = || Layer {
             attention_norm: norm(),
             query: linear(self.width, self.width),
             key: linear(self.width, self.width / self.heads * self.key_heads),
@@ -81,16 +81,16 @@ impl GptConfig {
             gate: nn::SwiGluConfig::new(self.width, self.hidden).init(device),
             down: linear(self.hidden, self.width),
         };
-        Gpt {
+        Decoder {
             embedding: nn::EmbeddingConfig::new(self.vocabulary, self.width).init(device),
-            blocks: (0..self.depth).map(|_| block()).collect(),
+            layers: (0..self.depth).map(|_| layer()).collect(),
             norm: norm(),
             head: linear(self.width, self.vocabulary),
         }
     }
 }
 
-impl Gpt {
+impl Decoder {
     /// Mean cross entropy of each token's successor, for `tokens`: `[batch, time + 1]`.
     pub fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
         let [batch, tokens_of_each] = tokens.dims();
@@ -113,13 +113,13 @@ impl Gpt {
     /// `[batch, time, width]`
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.embedding.forward(tokens);
-        // Keeps the input of each block. Backward computes the rest again.
-        let x = checkpoint_each(&self.blocks, x, |block, x| block.forward(x));
+        // Keeps the input of each layer. Backward computes the rest again.
+        let x = checkpoint_each(&self.layers, x, |layer, x| layer.forward(x));
         self.norm.forward(x)
     }
 }
 
-impl Block {
+impl Layer {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attention(self.attention_norm.forward(x));
         x.clone()

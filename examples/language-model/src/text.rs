@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-use crate::model::Gpt;
+use crate::model::Decoder;
 
 /// The scores of unlikely bytes are lowered: below 1, the model writes more carefully.
 const TEMPERATURE: f32 = 0.5;
@@ -49,7 +49,13 @@ impl Text {
     }
 
     /// Goes on with a prompt, byte by byte.
-    pub fn write(&mut self, model: &Gpt, prompt: &str, bytes: usize, device: &Device) -> String {
+    pub fn write(
+        &mut self,
+        model: &Decoder,
+        prompt: &str,
+        bytes: usize,
+        device: &Device,
+    ) -> String {
         let model = model.valid();
         let mut written = prompt.as_bytes().to_vec();
         for _ in 0..bytes {

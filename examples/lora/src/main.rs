@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The base has random weights, so the loss says little: see what a step takes. [`language_model`] has the
-//! model, with a scope around each block.
+//! model, with a scope around each layer.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use burn_lean::operations::Nf4;
 use burn_lean::optim::{InOnePass, Lean};
 use burn_lean::{MixedPrecision, WithGradientRelease};
 use clap::{Parser, ValueEnum};
-use language_model::model::{Gpt, GptConfig};
+use language_model::model::{Decoder, DecoderConfig};
 use language_model::text::Text;
 use peak_alloc::PeakAlloc;
 
@@ -30,7 +30,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Trains adapters over a frozen language model.
 #[derive(Debug, Parser)]
 struct Options {
-    /// What the frozen weights of the blocks are in
+    /// What the frozen weights of the layers are in
     #[arg(long, value_enum, default_value = "nf4")]
     base: Base,
     /// The shape of the model
@@ -66,9 +66,9 @@ fn main() -> Result<()> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let (config, time) = match options.shape {
-        Shape::Small => (GptConfig::new(), 128),
+        Shape::Small => (DecoderConfig::new(), 128),
         Shape::TinyLlama => {
-            let config = GptConfig::new().with_vocabulary(32_000).with_time(512);
+            let config = DecoderConfig::new().with_vocabulary(32_000).with_time(512);
             let config = config.with_width(2048).with_depth(22).with_hidden(5632);
             (config.with_heads(32).with_key_heads(4), 512)
         }
@@ -97,10 +97,10 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The model with adapters of rank 16 on the linear layers of its blocks. All else is frozen.
-fn adapted(model: Gpt, base: Base) -> Result<Gpt> {
-    let blocks = || ParamGroup::from_predicate("blocks");
-    let lora = Lora::new(16, 32.0).set_param_group(blocks());
+/// The model with adapters of rank 16 on the linear weights of its layers. All else is frozen.
+fn adapted(model: Decoder, base: Base) -> Result<Decoder> {
+    let layers = || ParamGroup::from_predicate("layers");
+    let lora = Lora::new(16, 32.0).set_param_group(layers());
     let lora = lora.set_dtype(FloatDType::F32);
     if let Base::F32 = base {
         return Ok(model.apply_lora(lora));
@@ -111,11 +111,11 @@ fn adapted(model: Gpt, base: Base) -> Result<Gpt> {
         Base::F32 | Base::Bf16 => model.apply_lora(lora),
         Base::Int8 => {
             let mut quantizer = Quantizer::new(Calibration::MinMax, QuantScheme::default());
-            quantizer.set_param_group(ParamGroup::from_predicates(vec!["blocks", "weight"]));
+            quantizer.set_param_group(ParamGroup::from_predicates(vec!["layers", "weight"]));
             model.apply_qlora(QLora::new(lora, quantizer))
         }
         Base::Nf4 => Nf4::new()
-            .with_group(blocks())
+            .with_group(layers())
             .with_lora(lora)
             .pack(model)?,
     })

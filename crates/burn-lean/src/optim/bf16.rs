@@ -13,6 +13,7 @@ use super::record::Field;
 use super::rounding::{LowBits, MasterWeights24, Rounding};
 use super::{EightBitMoments, InOnePass, Lean};
 use crate::gradients::{answers, is_looked_for, is_only_asked, takes_f32_gradients};
+use crate::optimizer::{Request, fulfil, request};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -289,6 +290,29 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         state: Option<Bf16State<O, D>>,
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
+        match request() {
+            Some(Request::Round(dtype)) if self.rounding.rounds_to(dtype) => {
+                fulfil();
+                // What 24 bits hold already has nothing to be rounded, whatever the noise.
+                let (tensor, low) = self.rounding.round(tensor, dtype, 0);
+                let state = low.is_some().then_some(Bf16State {
+                    time: 0,
+                    optimizer: None,
+                    low,
+                    low_of: dtype,
+                });
+                return (tensor, state);
+            }
+            Some(Request::Round(_)) => return (tensor, None),
+            #[cfg(feature = "safetensors")]
+            Some(Request::Widen) => {
+                fulfil();
+                let state = state.filter(|state| state.low_of == dtype);
+                let low = state.and_then(|state| state.low);
+                return (self.rounding.widen(tensor, low), None);
+            }
+            None => {}
+        }
         takes_f32_gradients();
         let checked = self.check(&tensor, state.as_ref());
         let is_taken = checked.is_ok();

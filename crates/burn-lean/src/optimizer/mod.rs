@@ -1,6 +1,8 @@
 //! Burn's optimizer with gradient release around it.
 
 mod checks;
+#[cfg(feature = "optim")]
+mod master_weights;
 mod micro_batches;
 mod model;
 mod one_param;
@@ -8,6 +10,8 @@ mod part;
 mod pass;
 mod records;
 mod report;
+#[cfg(feature = "optim")]
+mod saved_states;
 mod settings;
 mod step;
 mod two_passes;
@@ -18,6 +22,10 @@ use burn::optim::ModuleOptimizer;
 use crate::error::ReleaseError;
 use crate::gradients::Pipeline;
 use checks::Asked;
+#[cfg(all(feature = "optim", feature = "safetensors"))]
+pub(crate) use master_weights::MasterWeights;
+#[cfg(feature = "optim")]
+pub(crate) use master_weights::{Request, fulfil, request};
 use model::Sums;
 #[cfg(feature = "data-parallel")]
 pub(crate) use model::as_param;

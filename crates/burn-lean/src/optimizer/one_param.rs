@@ -5,10 +5,10 @@ use std::collections::HashSet;
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-#[cfg(feature = "data-parallel")]
+#[cfg(any(feature = "data-parallel", feature = "optim"))]
 use burn::module::ParamGroup;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-#[cfg(feature = "data-parallel")]
+#[cfg(any(feature = "data-parallel", feature = "optim"))]
 use burn::optim::SgdConfig;
 #[cfg(feature = "optim")]
 use burn::optim::join_path;
@@ -139,7 +139,7 @@ pub(super) fn stateless(optim: &ModuleOptimizer) -> ModuleOptimizer {
 }
 
 /// The states of one parameter, where `to_record` copies those of all.
-#[cfg(feature = "data-parallel")]
+#[cfg(any(feature = "data-parallel", feature = "optim"))]
 pub(crate) fn record_of(optim: &ModuleOptimizer, param: ParamId) -> OptimizerRecord {
     // A new group drops the states of its parameters, here those of all others. Cloning the optimizer
     // copies no tensor.

@@ -173,7 +173,7 @@ impl ReleaseOptimizer {
         self.stepper().in_flight.as_ref().map(InFlight::reduction)
     }
 
-    fn check_all_states(&self) -> Result<(), ReleaseError> {
+    pub(super) fn check_all_states(&self) -> Result<(), ReleaseError> {
         match self.reduction() {
             Some(reduction) if reduction.is_sharded() => Err(ReleaseError::Sharded),
             _ => Ok(()),

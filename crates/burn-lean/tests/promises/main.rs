@@ -51,6 +51,9 @@ mod peft;
 
 mod random_programs;
 
+#[cfg(feature = "safetensors")]
+mod safetensors;
+
 mod scopes;
 
 #[cfg(feature = "scratch")]

@@ -78,18 +78,49 @@ pub struct Packed {
 ///
 /// The mean is rounded once, which that of bitsandbytes need not be: then last bits of scales differ.
 pub fn pack(numbers: &[f32]) -> Packed {
-    let (codes, scales) = quantize(numbers, BLOCK, &QUANTILES);
-    let zero = nearest(&midpoints(&QUANTILES), 0.0);
-    let byte = |pair: &[u8]| (pair[0] << 4) | pair.get(1).copied().unwrap_or(zero);
-    let sum: f64 = scales.iter().copied().map(f64::from).sum();
-    let mean = (sum / scales.len().max(1) as f64) as f32;
-    let differences: Vec<f32> = scales.iter().map(|scale| scale - mean).collect();
-    let (scales, scales_of_scales) = quantize(&differences, SCALES, DYNAMIC.as_slice());
-    Packed {
-        numbers: codes.chunks(2).map(byte).collect(),
-        scales,
-        scales_of_scales,
-        mean,
+    let mut packer = Packer::default();
+    packer.add(numbers);
+    packer.finish()
+}
+
+/// Packs numbers that are not all there at once.
+#[derive(Debug, Default)]
+pub struct Packer {
+    numbers: Vec<u8>,
+    scales: Vec<f32>,
+    /// Whether the last block was short, as the last one of all may be.
+    is_over: bool,
+}
+
+impl Packer {
+    /// Packs the next numbers.
+    ///
+    /// # Panics
+    ///
+    /// If those before were not whole [blocks](BLOCK).
+    pub fn add(&mut self, numbers: &[f32]) {
+        assert!(!self.is_over, "only the last block may be short");
+        self.is_over = !numbers.len().is_multiple_of(BLOCK);
+        let (codes, scales) = quantize(numbers, BLOCK, &QUANTILES);
+        let zero = nearest(&midpoints(&QUANTILES), 0.0);
+        let byte = |pair: &[u8]| (pair[0] << 4) | pair.get(1).copied().unwrap_or(zero);
+        self.numbers.extend(codes.chunks(2).map(byte));
+        self.scales.extend(scales);
+    }
+
+    /// All numbers, with their scales packed.
+    pub fn finish(self) -> Packed {
+        let scales = self.scales;
+        let sum: f64 = scales.iter().copied().map(f64::from).sum();
+        let mean = (sum / scales.len().max(1) as f64) as f32;
+        let differences: Vec<f32> = scales.iter().map(|scale| scale - mean).collect();
+        let (scales, scales_of_scales) = quantize(&differences, SCALES, DYNAMIC.as_slice());
+        Packed {
+            numbers: self.numbers,
+            scales,
+            scales_of_scales,
+            mean,
+        }
     }
 }
 
@@ -199,6 +230,10 @@ mod tests {
     fn what_is_unpacked_is_near() {
         let numbers: Vec<f32> = (0..1003).map(|at| (at as f32 * 0.37).sin()).collect();
         let packed = pack(&numbers);
+        let mut packer = Packer::default();
+        numbers.chunks(2 * BLOCK).for_each(|some| packer.add(some));
+        let by_parts = packer.finish();
+        assert!(by_parts.numbers == packed.numbers && by_parts.scales == packed.scales);
         assert_eq!(packed.numbers.len(), 502);
         assert_eq!(
             [packed.scales.len(), packed.scales_of_scales.len()],

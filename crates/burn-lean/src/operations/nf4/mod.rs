@@ -319,14 +319,15 @@ impl Reparameterizer for Packer {
             None => {
                 let weight = param.into_value().inner();
                 let dtype = weight.dtype();
-                if !weight.clone().is_finite().all().into_scalar::<bool>() {
+                // Of rank two.
+                let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
+                let (packed, are_finite) = Packed::new(weight, is_transposed);
+                if !are_finite {
                     let path = path.into();
                     let mut error = self.error.borrow_mut();
                     error.get_or_insert(PackError::NotFinite { path });
                 }
-                // Of rank two.
-                let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
-                (Packed::new(weight, is_transposed), dtype)
+                (packed, dtype)
             }
         };
         #[cfg(feature = "scratch")]

@@ -3,13 +3,16 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use lean_arithmetic::nf4::{self, BLOCK, DYNAMIC, QUANTILES, SCALES};
+use lean_arithmetic::nf4::{self, BLOCK, DYNAMIC, Packer, QUANTILES, SCALES};
 
 use super::state::Nf4State;
 #[cfg(feature = "flex")]
 use crate::backend::is_on_flex;
 #[cfg(feature = "flex")]
 use crate::operations::flex;
+
+/// Numbers of a [`BLOCK`]th of what is packed at a time, at least.
+const NUMBERS_AT_ONCE: usize = 1 << 10;
 
 /// A weight in four bits, without autodiff. It is stored as a matrix `[rows, width]`, row after row.
 #[derive(Clone, Debug)]
@@ -27,15 +30,26 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    pub(super) fn new(weight: Tensor<2>, is_transposed: bool) -> Self {
+    /// Packs a weight. Also returns whether all of its numbers are finite.
+    pub(super) fn new(weight: Tensor<2>, is_transposed: bool) -> (Self, bool) {
         let matrix = match is_transposed {
             true => weight.transpose(),
             false => weight,
         };
         let (shape, device) = (matrix.dims(), matrix.device());
-        let numbers = matrix.cast(DType::F32).into_data();
-        let numbers: Vec<f32> = numbers.try_into_vec().expect("it is in f32");
-        let packed = nf4::pack(&numbers);
+        let [rows, width] = shape;
+        // Whole blocks at a time: in f32, the matrix would be the largest tensor of a model.
+        let at_once = BLOCK * (NUMBERS_AT_ONCE / width.max(1)).max(1);
+        let (mut packer, mut are_finite) = (Packer::default(), true);
+        for first in (0..rows).step_by(at_once) {
+            let part = matrix.clone().narrow(0, first, at_once.min(rows - first));
+            // Flex would cast the whole matrix that this is a part of.
+            let numbers = part.into_data().convert_dtype(DType::F32);
+            let numbers: &[f32] = numbers.as_slice().expect("it is in f32");
+            are_finite &= numbers.iter().all(|number| number.is_finite());
+            packer.add(numbers);
+        }
+        let packed = packer.finish();
         let state = Nf4State {
             shape,
             weight: packed.numbers,
@@ -43,7 +57,7 @@ impl Packed {
             nested_absmax: packed.scales_of_scales,
             nested_offset: packed.mean,
         };
-        Self::of(&state, is_transposed, &device)
+        (Self::of(&state, is_transposed, &device), are_finite)
     }
 
     pub(super) fn of(state: &Nf4State, is_transposed: bool, device: &Device) -> Self {

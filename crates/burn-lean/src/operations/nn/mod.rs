@@ -46,6 +46,7 @@ mod lean;
 mod linear;
 pub mod norm;
 mod positions;
+mod rotary_scaling;
 mod same_fields;
 mod swiglu;
 pub mod transformer;
@@ -61,4 +62,5 @@ pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RmsNorm, 
 pub use positions::{
     PositionalEncoding, PositionalEncodingConfig, RotaryEncoding, RotaryEncodingConfig,
 };
+pub use rotary_scaling::RotaryScaling;
 pub use swiglu::{SwiGlu, SwiGluConfig};

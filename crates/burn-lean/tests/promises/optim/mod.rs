@@ -13,6 +13,8 @@ mod eight_bit;
 mod eight_bit_everywhere;
 #[path = "../../../../lean-arithmetic/tests/both/exact.rs"]
 mod exact;
+#[cfg(feature = "safetensors")]
+mod files;
 #[cfg(feature = "wgpu")]
 mod gpu;
 #[path = "../../../../lean-arithmetic/tests/both/in_place.rs"]

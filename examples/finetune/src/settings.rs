@@ -1,0 +1,95 @@
+//! The settings of a training, which its folder keeps.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use lean_run_folder::checksum::digest;
+use serde::{Deserialize, Serialize};
+
+use crate::config::ModelConfig;
+
+/// Those that may be others when a training goes on.
+pub const MAY_CHANGE: [&str; 3] = ["model", "text", "steps"];
+
+/// What is trained, and how.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Settings {
+    /// The folder of `config.json`, `tokenizer.json` and `model.safetensors`
+    pub model: PathBuf,
+    /// Plain text, or `.jsonl` with `messages` or `text` in each line
+    pub text: PathBuf,
+    /// Checksums of the text and of the tokenizer.
+    #[arg(skip)]
+    pub digests: Vec<String>,
+    /// What is trained
+    #[arg(long, value_enum, default_value = "five-bytes")]
+    pub how: How,
+    /// Steps of the training
+    #[arg(long, default_value_t = 100)]
+    pub steps: usize,
+    /// Texts of a step
+    #[arg(long, default_value_t = 1)]
+    pub batch: usize,
+    /// Tokens of a text
+    #[arg(long, default_value_t = 512)]
+    pub context: usize,
+    /// The learning rate [default: 1e-5, and 1e-4 with adapters]
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// AdamW's weight decay, not of biases and gains
+    #[arg(long, default_value_t = 0.0)]
+    pub decay: f32,
+    /// The rank of adapters. Their scale is 2
+    #[arg(long, default_value_t = 16)]
+    pub rank: usize,
+    /// Decides the order of texts, and roundings
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum, Serialize, Deserialize)]
+pub enum How {
+    /// All weights, in bf16, with AdamW in five bytes a weight
+    FiveBytes,
+    /// Adapters, over weights in bf16
+    Lora,
+    /// Adapters, over weights in four bits
+    Nf4,
+}
+
+impl Settings {
+    /// Looks at the numbers and at the texts, which must be those that the training began with.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub fn check(&mut self, config: &ModelConfig) -> Result<()> {
+        ensure!(
+            (2..=config.positions).contains(&self.context),
+            "--context {}: the model has 2 to {} positions",
+            self.context,
+            config.positions
+        );
+        ensure!(self.batch > 0 && self.rank > 0, "a batch or a rank of 0");
+        let tokenizer = self.model.join("tokenizer.json");
+        let digests = vec![digest(&self.text)?, digest(&tokenizer)?];
+        ensure!(
+            self.digests.is_empty() || self.digests == digests,
+            "{} or {} is not what the training began with",
+            self.text.display(),
+            tokenizer.display()
+        );
+        self.digests = digests;
+        Ok(())
+    }
+
+    /// The learning rate.
+    pub fn rate(&self) -> f64 {
+        self.rate.unwrap_or(match self.how {
+            How::FiveBytes => 1e-5,
+            How::Lora | How::Nf4 => 1e-4,
+        })
+    }
+}
