@@ -84,8 +84,12 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         .tensors()
         .map(|(name, dtype, _)| (name.to_owned(), dtype));
     let types: BTreeMap<_, _> = types.collect();
-    let foretold = mib(estimate(&weights, &config, &settings));
-    println!("{} texts; about {foretold:.0} MiB of memory", texts.len());
+    let (memory, disk) = estimate(&weights, &config, &settings);
+    let [memory, disk] = [memory, disk].map(mib);
+    println!("{} texts; about {memory:.0} MiB of memory", texts.len());
+    if let Some(folder) = &settings.scratch {
+        println!("and {disk:.0} MiB of the disk of {}", folder.display());
+    }
 
     let identity = identity(&settings, &MAY_CHANGE)?;
     let checkpoints = |folder: &RunFolder| folder.checkpoints().of_run(&identity);
@@ -174,8 +178,8 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Bytes of the weights and states, of the largest gradient and of activations.
-fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> usize {
+/// Bytes of memory for weights and states, the largest gradient and activations, and bytes of disk.
+fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> (usize, usize) {
     let (mut inside, mut outside, mut largest, mut sides) = (0, 0, 0, 0);
     for (name, _, shape) in weights.tensors() {
         let numbers = shape.iter().product();
@@ -189,16 +193,25 @@ fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> usi
         }
     }
     let adapters = sides * settings.rank * 12;
-    let weights = match settings.how {
-        // Weights, their states, and the gradient of one of them, in f32 for a moment.
-        How::FiveBytes => (inside + outside) * 506 / 100 + largest * 6,
+    let held = match settings.how {
+        How::FiveBytes => (inside + outside) * 506 / 100,
         How::Lora => (inside + outside) * 2 + adapters,
         How::Nf4 => inside * 516 / 1000 + outside * 2 + adapters,
+    };
+    // One of them and its gradient are in f32 for a moment.
+    let stepped = match settings.how {
+        How::FiveBytes => largest * 6,
+        How::Lora | How::Nf4 => 0,
     };
     let tokens = settings.batch * settings.context;
     let in_layer = 4 * config.width + 3 * config.heads * config.head_size + 4 * config.hidden;
     let scopes = config.windows.len() * config.width;
-    weights + tokens * 2 * (scopes + 2 * in_layer)
+    let activations = tokens * 2 * (scopes + 2 * in_layer);
+    let (in_memory, on_disk) = match settings.scratch {
+        None => (held, 0),
+        Some(_) => (held.min((settings.memory as usize) << 20), held),
+    };
+    (in_memory + stepped + activations, on_disk)
 }
 
 /// The mean loss of all texts.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ModelConfig;
 
 /// Those that may be others when a training goes on.
-pub const MAY_CHANGE: [&str; 3] = ["model", "text", "steps"];
+pub const MAY_CHANGE: [&str; 5] = ["model", "text", "steps", "scratch", "memory"];
 
 /// What is trained, and how.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -46,6 +46,12 @@ pub struct Settings {
     /// Decides the order of texts, and roundings
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
+    /// A folder on a disk for weights and states, in place of memory
+    #[arg(long)]
+    pub scratch: Option<PathBuf>,
+    /// How much of them is in memory, in MiB
+    #[arg(long, default_value_t = 1024)]
+    pub memory: u64,
 }
 
 /// What is trained.

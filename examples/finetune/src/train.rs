@@ -10,9 +10,11 @@ use burn::optim::{AdamWConfig, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::operations::Nf4;
-use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
+use burn_lean::optim::{InFiveBytes, InOnePass, InScratch, Lean};
 use burn_lean::safetensors::{Weights, read_all, save, save_master_weights};
-use burn_lean::{MixedPrecision, ReleaseOptimizer, WithGradientRelease, no_decay, save_adapters};
+use burn_lean::{
+    MixedPrecision, ReleaseOptimizer, Scratch, WithGradientRelease, no_decay, save_adapters,
+};
 use lean_run_folder::{CannotWrite, Checkpoints};
 
 use crate::config::ModelConfig;
@@ -47,6 +49,7 @@ impl Training {
         device: &Device,
     ) -> Result<Self> {
         let is_full = settings.how == How::FiveBytes;
+        let scratch = scratch(settings)?;
         if let Some((checkpoints, step)) = from.filter(|_| is_full) {
             weights = Weights::open(checkpoints.file(WEIGHTS, step))?;
         }
@@ -63,7 +66,11 @@ impl Training {
             How::Lora => model.apply_lora(lora),
             How::Nf4 => {
                 let nf4 = Nf4::new().with_group(ParamGroup::from_predicate("layers"));
-                nf4.with_lora(lora).pack(model)?
+                let nf4 = nf4.with_lora(lora);
+                match &scratch {
+                    Some(scratch) => nf4.in_scratch(scratch).pack(model)?,
+                    None => nf4.pack(model)?,
+                }
             }
         };
         let mut model = model.map(&mut Numbered(0));
@@ -75,8 +82,17 @@ impl Training {
         let mut optim = match settings.how {
             How::FiveBytes => {
                 let five_bytes = |decay| adamw(decay).in_five_bytes(settings.seed);
-                let optim = five_bytes(settings.decay).init().with_gradient_release();
-                optim.with_group(no_decay(&model), five_bytes(0.0), None)
+                let (plain, without) = (five_bytes(settings.decay), five_bytes(0.0));
+                match &scratch {
+                    None => {
+                        let optim = plain.init().with_gradient_release();
+                        optim.with_group(no_decay(&model), without, None)
+                    }
+                    Some(scratch) => {
+                        let optim = plain.in_scratch(scratch).init().with_gradient_release();
+                        optim.with_group(no_decay(&model), without.in_scratch(scratch), None)
+                    }
+                }
             }
             How::Lora | How::Nf4 => {
                 let adamw = adamw(settings.decay).in_one_pass();
@@ -96,7 +112,21 @@ impl Training {
             let states = OptimizerRecord::load(checkpoints.file(STATES, step))?;
             optim = optim.load_record(states);
         }
-        read_all(&model);
+        match &scratch {
+            None => read_all(&model),
+            Some(scratch) => {
+                // Three bytes a weight beside it, of which a step makes the tensors.
+                let of_states = if is_full {
+                    model.num_params() * 31 / 10
+                } else {
+                    0
+                };
+                scratch.reserve(of_states as u64)?;
+                model = scratch
+                    .place(model)
+                    .map_err(|refused| refused.into_parts().1)?;
+            }
+        }
         Ok(Self { model, optim })
     }
 
@@ -152,6 +182,16 @@ impl Training {
         saved.map_err(|error| CannotWrite::to(&file, error))?;
         copy_rest(&settings.model, folder)
     }
+}
+
+/// The file for weights and states, if there is to be one.
+fn scratch(settings: &Settings) -> Result<Option<Scratch>> {
+    let Some(folder) = &settings.scratch else {
+        return Ok(None);
+    };
+    Ok(Some(
+        Scratch::create(folder)?.with_memory(settings.memory << 20)?,
+    ))
 }
 
 /// Adapters of all linear layers but the head.

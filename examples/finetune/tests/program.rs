@@ -166,7 +166,13 @@ fn each_way_learns_the_text() {
         println!("{how}: {losses:?}");
         assert!(losses[1] < 0.5 * losses[0], "{how}: {losses:?}");
         assert!(said.contains("of memory"), "{said}");
-        assert!(path.join("new").join(file).exists());
+        // The same with weights and states in a file.
+        let scratch = ["--scratch", env!("CARGO_TARGET_TMPDIR"), "--memory", "1"];
+        let options = [&options[..], &scratch].concat();
+        let said = done(run(path, "placed", &options));
+        assert!(said.contains("MiB of the disk of"), "{said}");
+        let [new, placed] = ["new", "placed"].map(|it| fs::read(path.join(it).join(file)).unwrap());
+        assert!(new == placed, "{how}");
     }
 }
 

@@ -18,7 +18,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::optim::{InFiveBytes, InOnePass, InScratch};
 use burn_lean::{MixedPrecision, Scratch, WithGradientRelease};
 use clap::{Parser, ValueEnum};
-use language_model::model::Config;
+use language_model::model::DecoderConfig;
 use language_model::text::Text;
 
 /// Trains a language model that is larger than memory.
@@ -63,9 +63,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let device = Device::flex().autodiff();
     device.seed(42);
-    let llama = |time| Config::new().with_vocabulary(32_000).with_time(time);
+    let llama = |time| DecoderConfig::new().with_vocabulary(32_000).with_time(time);
     let (config, time) = match options.shape {
-        Shape::Small => (Config::new(), 128),
+        Shape::Small => (DecoderConfig::new(), 128),
         Shape::TinyLlama => {
             let config = llama(512).with_width(2048).with_depth(22).with_hidden(5632);
             (config.with_heads(32).with_key_heads(4), 512)
