@@ -185,18 +185,24 @@ impl ScratchFile {
         });
     }
 
-    /// Takes a place out of the memory of the process, and asks the system to write it in the background where
-    /// it was changed, and to forget it where it was not.
-    pub(super) fn let_go(&self, place: Place) {
-        let start = self.with_segment(place, |segment| {
-            let (map, offset, len) = (&segment.map, place.offset, place.len);
-            // First: the system would stop all threads for each page that it writes and that they still see.
-            // SAFETY: of a shared mapping of a file, the bytes stay what they are.
-            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
-            segment.start + offset as u64
-        });
-        let len = NonZeroU64::new(place.len as u64);
-        let _ = fadvise(&self.file, start, len, fs::Advice::DontNeed);
+    /// Takes places out of the memory of the process, and asks the system to write them in the background
+    /// where they were changed, and to forget them where they were not.
+    pub(super) fn let_go(&self, places: &[Place]) {
+        // All of them first: the system would stop all threads for each page that it writes and that they
+        // still see, and it writes pages together with those beside them.
+        for place in places {
+            self.with_segment(*place, |segment| {
+                let (map, offset, len) = (&segment.map, place.offset, place.len);
+                // SAFETY: of a shared mapping of a file, the bytes stay what they are.
+                let _ =
+                    unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
+            });
+        }
+        for place in places {
+            let start = self.with_segment(*place, |segment| segment.start) + place.offset as u64;
+            let len = NonZeroU64::new(place.len as u64);
+            let _ = fadvise(&self.file, start, len, fs::Advice::DontNeed);
+        }
     }
 }
 

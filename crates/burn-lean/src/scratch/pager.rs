@@ -91,11 +91,11 @@ struct Held {
 }
 
 /// What the thread asks of the system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    ReadAhead(Place),
-    WriteBehind(Place),
-    LetGo(Place),
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wishes {
+    read_ahead: Vec<Place>,
+    /// What was changed is written, and is forgotten the second time.
+    let_go: Vec<Place>,
 }
 
 impl Memory {
@@ -117,13 +117,11 @@ impl Memory {
             while let Ok(used) = coming.try_recv() {
                 self.note(used);
             }
-            for wish in self.wishes() {
-                match wish {
-                    Wish::ReadAhead(place) => file.read_ahead(place),
-                    // What is written is forgotten the second time.
-                    Wish::WriteBehind(place) | Wish::LetGo(place) => file.let_go(place),
-                }
-            }
+            let Wishes { read_ahead, let_go } = self.wishes();
+            file.let_go(&let_go);
+            read_ahead
+                .into_iter()
+                .for_each(|place| file.read_ahead(place));
         }
     }
 
@@ -172,14 +170,14 @@ impl Memory {
         upcoming
     }
 
-    fn wishes(&mut self) -> Vec<Wish> {
+    fn wishes(&mut self) -> Wishes {
         let upcoming = self.upcoming();
-        let mut wishes = Vec::new();
+        let mut let_go = Vec::new();
         let now = self.clock;
         for (place, held) in &mut self.held {
             if held.is_changed && held.used < now {
                 held.is_changed = false;
-                wishes.push(Wish::WriteBehind(*place));
+                let_go.push(*place);
             }
         }
         let is_read = |place: &&Place| !self.held.contains_key(place);
@@ -198,13 +196,15 @@ impl Memory {
             }
             self.held.remove(&place);
             self.held_bytes -= place.len;
-            wishes.push(Wish::LetGo(place));
+            let_go.push(place);
         }
-        for place in to_read {
-            self.hold(place, false);
-            wishes.push(Wish::ReadAhead(place));
+        for place in &to_read {
+            self.hold(*place, false);
         }
-        wishes
+        Wishes {
+            read_ahead: to_read,
+            let_go,
+        }
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     /// The layers of a step: forward, then backward, where each is changed.
-    fn step(memory: &mut Memory, layers: usize, mut wishes: impl FnMut(&Memory, usize, Vec<Wish>)) {
+    fn step(memory: &mut Memory, layers: usize, mut wishes: impl FnMut(&Memory, usize, Wishes)) {
         for layer in (0..layers).chain((0..layers).rev()) {
             memory.note(Use::Begins(weight(layer)));
             let asked = memory.wishes();
@@ -235,9 +235,8 @@ mod tests {
     fn what_comes_next_is_read_ahead_and_what_is_far_is_let_go() {
         let mut memory = Memory::new(4 * WEIGHT);
         step(&mut memory, 8, |_, _, wishes| {
-            let reads = |wish: &Wish| matches!(wish, Wish::ReadAhead(_));
             // On the way back as well, an order is not known before it was seen.
-            assert!(!wishes.iter().any(reads), "{wishes:?}");
+            assert_eq!(wishes.read_ahead, []);
         });
         let mut is_held = Vec::new();
         step(&mut memory, 8, |memory, layer, _| {
@@ -254,11 +253,11 @@ mod tests {
         let mut memory = Memory::new(4 * WEIGHT);
         memory.note(Use::Begins(weight(0)));
         memory.note(Use::Changed(weight(0)));
-        assert_eq!(memory.wishes(), []);
+        assert_eq!(memory.wishes().let_go, []);
         memory.note(Use::Begins(weight(1)));
-        assert_eq!(memory.wishes(), [Wish::WriteBehind(weight(0))]);
+        assert_eq!(memory.wishes().let_go, [weight(0)]);
         memory.note(Use::Begins(weight(2)));
-        assert_eq!(memory.wishes(), []);
+        assert_eq!(memory.wishes().let_go, []);
     }
 
     #[test]
