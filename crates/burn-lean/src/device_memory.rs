@@ -15,10 +15,9 @@ pub struct DeviceMemoryInUse;
 /// Lets all tensors of a weight's size share the buffers of that size, on a GPU.
 ///
 /// By default, CubeCL reserves a buffer of its own for each weight, and reuses it for nothing else. Burn's
-/// optimizers write new weights elsewhere in their first step: from then on, as many bytes as all weights
-/// are reserved for nothing. Gradients and moments are in pages that are a mebibyte larger than the
-/// largest tensor. With this setting, gradients, moments and weights take turns in buffers of
-/// their size, without a gap.
+/// AdamW writes new weights elsewhere: after its first step, as many bytes as all weights are reserved
+/// for nothing. Gradients and moments are in pages that are a mebibyte larger than the largest tensor.
+/// With this setting, gradients, moments and weights take turns in buffers of their size, without a gap.
 ///
 /// It is for all GPUs of the process, and keeps the other settings of a `cubecl.toml`. Call it before the
 /// first use of a device.
