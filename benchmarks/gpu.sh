@@ -152,7 +152,7 @@ run() {
         on 0.22 wgpu-first "$each" --backend wgpu "${first[@]}" || true
     fi
     on 0.22 "$backend-small" "$each" --backend "$backend" --preset small --part vit --batch-size 1,8 --checkpointing none,blocks \
-        --operations default,lean --pools size-match --python "$python" --pytorch foreach,hook,torchao-8bit,hook-checkpoint || true
+        --operations default,lean --pools default,size-match --python "$python" --pytorch foreach,hook,torchao-8bit,hook-checkpoint || true
     on 0.22 "$backend-large" "$each" --backend "$backend" --preset large --part vit,gpt --batch-size 1 --checkpointing none,blocks \
         --pools default,size-match --python "$python" --pytorch foreach,hook || true
     on 0.22 "$backend-states" "$each" --backend "$backend" --preset large --part vit --batch-size 1 --mode release \

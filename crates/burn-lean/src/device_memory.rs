@@ -18,6 +18,8 @@ pub struct DeviceMemoryInUse;
 /// AdamW writes new weights elsewhere: after its first step, as many bytes as all weights are reserved
 /// for nothing. Gradients and moments are in pages that are a mebibyte larger than the largest tensor.
 /// With this setting, gradients, moments and weights take turns in buffers of their size, without a gap.
+/// Activations share no pages with them any more: without scopes, without fusion and with an optimizer
+/// that steps in place, more may be reserved. Compare `bytes_reserved` of `device.memory_pool_usage()`.
 ///
 /// It is for all GPUs of the process, and keeps the other settings of a `cubecl.toml`. Call it before the
 /// first use of a device.
