@@ -6,9 +6,10 @@
 #                                        on the GPU machine: measures, prints the results, and
 #                                        writes them to FOLDER
 #
-# `run` ends within ten minutes: CUDA, which comes first, and wgpu share SECONDS_IN_ALL (570). A process
-# that takes longer than SECONDS_A_RUN (150) is left out. SUITE has more arguments for the suite, such as
-# a smaller --preset.
+# `run` ends within SECONDS_IN_ALL (570). What matters first and small comes first: each figure is printed as it comes, and
+# FOLDER has all of them so far. A process that takes longer than SECONDS_A_RUN (120), most of which compiles and tunes
+# kernels, is left out. SUITE has more arguments for each suite, such as a smaller --preset. FEATURES are those that
+# `pack` builds with (wgpu,cuda,fusion,autotune); without cuda, it needs no compiler of Burn's.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,7 +22,7 @@ pack() {
     [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64, the system that the program is for"
     cd "$here/.."
     # The program needs the glibc of this machine, or a newer one.
-    cargo build --release --locked -p benchmarks --no-default-features --features wgpu,cuda
+    cargo build --release --locked -p benchmarks --no-default-features --features "${FEATURES:-wgpu,cuda,fusion,autotune}"
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     mkdir -p "$work/$name"/{lib,wheels}
@@ -118,8 +119,8 @@ find_drivers() {
 }
 
 run() {
-    local folder=$1 all=${SECONDS_IN_ALL:-570} each=${SECONDS_A_RUN:-150} wheel
-    local -a suite
+    local folder=$1 each=${SECONDS_A_RUN:-120} wheel
+    end=$((SECONDS + ${SECONDS_IN_ALL:-570}))
     read -ra suite <<<"${SUITE:-}"
     [[ -x $here/benchmarks ]] || fail "$here has no program: unpack the file of '$0 pack', and run the script in it"
     mkdir -p "$folder"
@@ -135,33 +136,56 @@ run() {
     done
     # Without it Mesa's drivers print a warning for every adapter.
     export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$work}
-    # The processes share compiled kernels and the results of the autotuner.
-    cd "$work"
-    printf '[compilation]\ncache = "local"\n[autotune]\ncache = "local"\n' >cubecl.toml
+    # The processes share compiled kernels and the results of the autotuner. Both versions of Burn read a file of this name,
+    # and each its own settings.
+    mkdir "$work/0.21" "$work/0.22"
+    printf '[compilation]\ncache = "local"\n[autotune]\ncache = "local"\n' >"$work/0.21/cubecl.toml"
+    printf '[environment]\npath = "local"\n' >"$work/0.22/cubecl.toml"
 
     nvidia-smi 2>/dev/null || echo "no nvidia-smi"
     echo "CUDA_PATH=${CUDA_PATH:-} python=$python"
-    local start=$SECONDS left
-    suite_on cuda "$folder" $((all * 7 / 10)) "$each"
-    left=$((all - (SECONDS - start)))
-    # wgpu measures a part of what CUDA measures.
-    suite_on wgpu "$folder" $((left > 1 ? left : 1)) "$each" --batch-size 1 --checkpointing none \
-        --part vit --no-pytorch
-    echo "done in $((SECONDS - start)) s; results in $folder:"
-    ls -l "$folder"/*
+    local backend=wgpu
+    on 0.22 cuda-first "$each" --backend cuda "${first[@]}" || true
+    if [[ -s $folder/cuda-first/results.json ]]; then
+        backend=cuda
+    else
+        on 0.22 wgpu-first "$each" --backend wgpu "${first[@]}" || true
+    fi
+    on 0.22 "$backend-small" "$each" --backend "$backend" --preset small --part vit --batch-size 1,8 --checkpointing none,blocks \
+        --operations default,lean --pools default,size-match --python "$python" --pytorch foreach,hook,torchao-8bit,hook-checkpoint || true
+    on 0.22 "$backend-large" "$each" --backend "$backend" --preset large --part vit,gpt --batch-size 1 --checkpointing none,blocks \
+        --pools default,size-match --python "$python" --pytorch foreach,hook || true
+    on 0.22 "$backend-states" "$each" --backend "$backend" --preset large --part vit --batch-size 1 --mode release \
+        --checkpointing blocks --operations lean --optimizer adamw-one-pass,adamw-8bit,adamw-five-bytes --pools size-match \
+        --no-pytorch || true
+    [[ $backend == wgpu ]] || on 0.22 wgpu-first "$each" --backend wgpu "${first[@]}" || true
+    on 0.21 "$backend-0.21" "$each" --backend "$backend" --preset small --part vit --batch-size 8 --checkpointing none \
+        --fusion on --no-pytorch || true
+    echo
+    echo "results, in $folder:"
+    cat "$folder"/*/table.md
 }
 
-suite_on() {
-    local backend=$1 folder=$2 within=$3 each=$4
-    shift 4
-    local -a others=("$@")
-    [[ $backend == cuda ]] && others+=(--python "$python")
+# The first figures: a model that is small, and takes seconds.
+first=(--preset mini --part vit --batch-size 1,8 --checkpointing none --pools default,size-match --no-pytorch)
+
+# Runs a suite on a version of Burn, in the time that is left.
+on() {
+    local version=$1 name=$2 each=$3 left=$((end - SECONDS))
+    shift 3
+    if ((left < 1)); then
+        echo "==> $name: left out, there is no time left"
+        return
+    fi
     echo
-    echo "==> $backend, at most $within s"
+    echo "==> $name, at most $left s"
     # --within ends the suite; timeout is for a driver that hangs.
-    timeout --kill-after 5 $((within + 20)) "$here/benchmarks" --backend "$backend" \
-        --within "$within" --time-limit "$each" --output "$folder/$backend" \
-        "${others[@]}" "${suite[@]}" || echo "==> $backend ended with exit code $?"
+    (cd "$work/$version" && timeout --kill-after 5 $((left + 20)) "$here/benchmarks" --burn "$version" --fusion on,off \
+        --within "$left" --time-limit "$each" --output "$folder/$name" "$@" "${suite[@]}" >"$work/table") || {
+        local code=$?
+        echo "==> $name ended with exit code $code"
+        return "$code"
+    }
 }
 
 case ${1:-} in

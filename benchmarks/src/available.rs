@@ -21,6 +21,7 @@ pub fn find(options: &Options) -> Result<(Available, Option<PyTorch>)> {
     let available = Available {
         backends,
         missing,
+        fuses: cfg!(feature = "fusion"),
         pytorch: versions.map_err(String::clone),
     };
     Ok((available, pytorch.ok()))

@@ -1,7 +1,7 @@
 //! The program, with its workers for both versions of Burn.
 
 mod burn_0_21;
-#[cfg(feature = "flex")]
+#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 mod burn_0_22;
 
 use anyhow::{Result, bail};
@@ -26,9 +26,9 @@ fn worker(spec: &Spec) -> Result<Measured> {
     };
     match run.burn {
         BurnVersion::V0_21 => burn_0_21::run(spec, run),
-        #[cfg(feature = "flex")]
+        #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
         BurnVersion::V0_22 => burn_0_22::run(spec, run),
-        #[cfg(not(feature = "flex"))]
-        BurnVersion::V0_22 => bail!("this build has no Burn 0.22: switch on the feature flex"),
+        #[cfg(not(any(feature = "flex", feature = "wgpu", feature = "cuda")))]
+        BurnVersion::V0_22 => bail!("this build has no backend: switch on a feature, such as flex"),
     }
 }

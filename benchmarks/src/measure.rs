@@ -5,6 +5,7 @@ use crate::subject::{Case, Subject};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use vit_0_21::memory::Memory;
+use vit_common::memory::Peak;
 
 /// What a measuring process is asked to do: JSON on its command line, for Rust and for Python.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,6 +43,32 @@ pub enum Stage {
     Step,
 }
 
+/// Counts the memory that holds the tensors of a run. Its methods are for the thread that trains.
+pub trait Counter {
+    /// Bytes in use now, when the operations that are queued have run.
+    fn in_use(&self) -> u64;
+
+    /// The peak since the start, or since the last reset.
+    fn peak(&self) -> Peak;
+
+    /// Resets the peak to the bytes in use now.
+    fn reset_peak(&self);
+}
+
+impl Counter for Memory {
+    fn in_use(&self) -> u64 {
+        self.in_use()
+    }
+
+    fn peak(&self) -> Peak {
+        self.peak()
+    }
+
+    fn reset_peak(&self) {
+        self.reset_peak();
+    }
+}
+
 /// A training on either version of Burn.
 pub trait Training {
     /// One step as users write it: its seconds, and the loss before the update. Each stage is
@@ -62,7 +89,7 @@ pub trait Training {
 /// Measures a training whose model was built, with so many parameters, on this backend.
 pub fn measure(
     spec: &Spec,
-    memory: Option<&Memory>,
+    memory: Option<&dyn Counter>,
     backend: String,
     parameters: usize,
     mut training: impl Training,
@@ -71,7 +98,7 @@ pub fn measure(
     for _ in 0..spec.settings.warm_up.get() {
         training.step(&mut |_| {})?;
     }
-    let warm_up_peak = memory.map(Memory::peak);
+    let warm_up_peak = memory.map(Counter::peak);
     if let Some(memory) = memory {
         memory.reset_peak();
     }
@@ -83,7 +110,7 @@ pub fn measure(
         final_loss = loss;
     }
     // Before the digest, which has the weights on the heap.
-    let mut peak = memory.map(Memory::peak);
+    let mut peak = memory.map(Counter::peak);
     let weights_digest = training.weights_digest()?;
     if let (Some(memory), Some(peak), true) = (memory, &mut peak, spec.subject.is_floor()) {
         training.discard_gradients()?;

@@ -3,7 +3,7 @@
 use crate::results::Settings;
 use crate::shape::Kind;
 use crate::subject::{
-    BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Operations, OptimizerKind,
+    BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Operations, OptimizerKind, Pools,
     TorchMode,
 };
 use anyhow::{Result, ensure};
@@ -40,14 +40,15 @@ pub struct Options {
     /// Tokens in a sequence of the decoder [default: the preset's]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<NonZeroUsize>,
-    /// Versions of Burn; 0.22 on flex
+    /// Versions of Burn
     #[arg(long, value_delimiter = ',', default_value = "0.21,0.22")]
     pub burn: Vec<BurnVersion>,
     /// Backends; a build has those whose cargo feature is on [default: cuda and wgpu where there is a
     /// GPU, else flex]
     #[arg(long, value_delimiter = ',')]
     pub backend: Vec<BackendKind>,
-    /// Whether a GPU fuses operations that follow each other
+    /// Whether a GPU fuses operations that follow each other; Burn 0.22 as it was built, with the cargo
+    /// feature fusion or without
     #[arg(long, value_delimiter = ',', default_value = "on,off")]
     pub fusion: Vec<Fusion>,
     /// How Burn's optimizer gets its gradients
@@ -66,6 +67,9 @@ pub struct Options {
     /// numbers, or `whole`
     #[arg(long, value_delimiter = ',', default_value = "whole")]
     pub loss_chunk: Vec<LossChunk>,
+    /// How Burn reserves the memory of a GPU
+    #[arg(long, value_delimiter = ',', default_value = "default")]
+    pub pools: Vec<Pools>,
     /// Optimizers in Burn [default: Adam, for the encoder AdamW]
     #[arg(long, value_delimiter = ',')]
     pub optimizer: Vec<OptimizerKind>,

@@ -64,6 +64,7 @@ impl Kind {
     ) -> Case {
         let mut name = match (self, preset) {
             (Self::Vit, Preset::Tiny) => "ViT tiny".into(),
+            (Self::Vit, Preset::Mini) => "ViT mini".into(),
             (Self::Vit, Preset::Small) => "ViT-S/16".into(),
             (Self::Vit, Preset::Base) => "ViT-B/16".into(),
             (Self::Vit, Preset::Large) => "ViT-L/16".into(),
@@ -73,6 +74,7 @@ impl Kind {
         };
         let model = match (self, preset) {
             (Self::Vit, Preset::Tiny) => Shape::Vit(preset.config(8, 1, 10)),
+            (Self::Vit, Preset::Mini) => Shape::Vit(preset.config(64, 3, 100)),
             (Self::Vit, _) => Shape::Vit(preset.config(224, 3, 1000)),
             (Self::Gpt, _) => {
                 let mut config = LanguageConfig::gpt(preset);
@@ -103,6 +105,7 @@ impl LanguageConfig {
     fn gpt(preset: Preset) -> Self {
         match preset {
             Preset::Tiny => Self::new([512, 32, 64, 2, 4], true),
+            Preset::Mini => Self::new([4_000, 64, 384, 4, 6], true),
             Preset::Small => Self::new([8_000, 128, 384, 6, 6], true),
             Preset::Base => Self::new([50_257, 512, 768, 12, 12], true),
             Preset::Large => Self::new([30_000, 512, 1024, 16, 16], true),

@@ -72,6 +72,8 @@ pub struct Burn {
     pub linear: LinearGradient,
     /// Tokens in a chunk of the loss.
     pub loss_chunk: LossChunk,
+    /// How a GPU's memory is reserved.
+    pub pools: Pools,
     /// The optimizer; as JSON null for the one that the model is trained with by default.
     pub optimizer: Option<OptimizerKind>,
 }
@@ -100,8 +102,8 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
     AdamW8bit,
-    /// AdamW with weights in bf16, a correction of 8 bits and moments in 8 bits (Burn 0.22, lean
-    /// operations)
+    /// AdamW with weights in bf16 (in f16 where the device has no bf16), a correction of 8 bits and
+    /// moments in 8 bits (Burn 0.22, lean operations)
     #[serde(rename = "adamw-five-bytes")]
     #[value(name = "adamw-five-bytes")]
     AdamWFiveBytes,
@@ -116,8 +118,8 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
-    /// Whether its model is in bf16.
-    pub fn is_in_bf16(self) -> bool {
+    /// Whether its model is in half precision.
+    pub fn is_in_half(self) -> bool {
         self == Self::AdamWFiveBytes
     }
 }
@@ -167,6 +169,9 @@ impl Subject {
                 if run.checkpointing != Checkpointing::None {
                     words.push(run.checkpointing.to_string());
                 }
+                if run.pools != Pools::Default {
+                    words.push(format!("pools {}", run.pools));
+                }
                 words.extend(run.arithmetic());
                 words.join(", ")
             }
@@ -194,8 +199,12 @@ impl Subject {
     /// there.
     pub fn counts_for_free(&self) -> bool {
         match self {
-            // The workers count bytes wherever they do not fuse.
-            Self::Burn(run) => self.is_floor() || run.backend.is_on_heap() || !run.fusion,
+            // The worker for Burn 0.21 counts bytes wherever it does not fuse. That for 0.22 asks the GPU
+            // without a pause.
+            Self::Burn(run) => {
+                let is_metered = !run.fusion && run.burn == BurnVersion::V0_21;
+                self.is_floor() || run.backend.is_on_heap() || is_metered
+            }
             // On CUDA PyTorch always counts; on the CPU its profiler does.
             Self::PyTorch { device, .. } => device == "cuda",
         }
@@ -228,6 +237,16 @@ pub enum Mode {
     /// The floor, bytes only: one more step that drops every gradient as soon as it exists, while the
     /// optimizer's state stays, plus the largest gradient (Burn 0.21)
     Ideal,
+}
+
+/// How the memory of a GPU is reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pools {
+    /// As CubeCL does by default
+    Default,
+    /// With `burn_lean::reuse_device_memory`: tensors of a weight's size share buffers (Burn 0.22)
+    SizeMatch,
 }
 
 /// How the gradient of a linear layer's weight is computed.
@@ -275,7 +294,14 @@ impl TorchMode {
     }
 }
 
-display_as_value!(BurnVersion, Mode, LinearGradient, OptimizerKind, TorchMode);
+display_as_value!(
+    BurnVersion,
+    Mode,
+    LinearGradient,
+    OptimizerKind,
+    Pools,
+    TorchMode
+);
 
 /// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a
 /// number, or null for all of them without a scope.

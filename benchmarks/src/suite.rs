@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::Command;
 use std::result;
 use std::time::{Duration, Instant};
+use vit_common::memory::mib;
 
 /// Measures what was asked for, and calls `progress` with the results so far after each run.
 ///
@@ -95,7 +96,9 @@ impl Suite<'_> {
             Err(Missing::Failed(error)) => return self.failed(what, format!("{error:#}")),
         };
         let seconds = begun.elapsed().as_secs_f64();
-        note(&format!("{what}: measured in {seconds:.1} s"));
+        let step = run.step_milliseconds;
+        let step = step.map_or_else(String::new, |ms| format!("{ms:.2} ms a step, "));
+        note(&format!("{what}: {step}measured in {seconds:.1} s"));
         let others = self.results.runs.iter();
         let others = others.filter(|other| other.case == run.case && other.size() != run.size());
         let different = others.map(|other| {
@@ -123,6 +126,17 @@ impl Suite<'_> {
             repetition,
         } = task;
         let memory = self.process(task, Purpose::Memory)?;
+        if let Some(bytes) = memory.memory {
+            let reserved = bytes.peak_reserved_bytes;
+            let reserved =
+                reserved.map_or_else(String::new, |it| format!(", {} reserved", mib(it)));
+            // The time of another process may take minutes more, or all that is left.
+            note(&format!(
+                "{}: {}{reserved}",
+                case.with(subject),
+                mib(bytes.peak_bytes)
+            ));
+        }
         let time = match subject.counts_for_free() {
             true => None,
             false => Some(self.process(task, Purpose::Time)?),

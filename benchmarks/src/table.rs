@@ -11,19 +11,20 @@ MiB, all beyond the memory in use before the model was built. P: parameters. O: 
 that the forward pass leaves allocated, its batch included. G: memory that the backward pass leaves
 allocated, that is, all gradients that exist at once. held: A in the forward pass, G in the optimizer's
 step, the larger of both in the backward pass. temporaries: the rest, so that
-P + O + held + temporaries = peak; recomputed activations are temporaries. of floor: the peak divided by
+P + O + held + temporaries = peak; recomputed activations are temporaries. first steps: the peak while the
+model is built and in the steps to warm up, which make the optimizer's state. of floor: the peak divided by
 P + O + A + the largest gradient, the least that gradient release can need. reserved: memory reserved from
 the device. Flex counts every byte on the heap. Burn's GPU backends and PyTorch on CUDA count the bytes of
-their allocators; PyTorch on the CPU adds up the allocations that its profiler records. ms: median of the
-measured steps. Bytes are counted in the same process where that costs no time (Flex, PyTorch on CUDA) and
-in Burn without fusion; otherwise in a separate one. Losses and weights are comparable within one framework
-only, with Burn within one version, and where operations, `flat linear` and `loss chunk` are the same: they
-add up in another order.";
+their allocators, Burn 0.22 those in use as often as the device answers; PyTorch on the CPU adds up the
+allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
+process where that costs no time (Flex, PyTorch on CUDA) and in Burn 0.21 without fusion; otherwise in a
+separate one. Losses and weights are comparable within one framework only, with Burn within one version,
+and where operations, `flat linear` and `loss chunk` are the same: they add up in another order.";
 
 /// What a run has in a column.
 type Value = fn(&Run, &Results) -> String;
 
-const COLUMNS: [(&str, Value); 17] = [
+const COLUMNS: [(&str, Value); 18] = [
     ("model", |run, _| run.case.title()),
     ("on", |run, _| run.subject.place()),
     ("mode", |run, _| run.subject.name()),
@@ -38,6 +39,10 @@ const COLUMNS: [(&str, Value); 17] = [
     ("held", |run, _| item(run, |it| mib(it.held))),
     ("temporaries", |run, _| item(run, |it| mib(it.temporaries))),
     ("peak", |run, _| or_dash(peak(run).map(mib))),
+    ("first steps", |run, _| {
+        let bytes = run.measured.memory;
+        or_dash(bytes.map(|bytes| mib(bytes.warm_up_peak_bytes)))
+    }),
     ("of floor", |run, _| {
         let items = run.items.filter(|_| run.subject.releases());
         let both = peak(run).zip(items);

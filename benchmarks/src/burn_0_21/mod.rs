@@ -7,7 +7,7 @@ mod optimizer;
 use self::models::{Language, Trainee};
 use self::optimizer::{Boxed, Optimizers, Plain, Release};
 use anyhow::{Context, Result, bail};
-use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
+use benchmarks::measure::{Counter, Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode};
@@ -155,7 +155,7 @@ fn train<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>>(
     };
     measure(
         spec,
-        memory.as_ref(),
+        memory.as_ref().map(|memory| memory as &dyn Counter),
         B::name(&device),
         parameters,
         training,

@@ -1,17 +1,19 @@
 //! The worker for Burn 0.22, where a backend is no type parameter and gradient release is
 //! `burn-lean`.
 
+mod memory;
 mod models;
 mod optimizer;
 
-use self::models::{Language, LeanLanguage, Trainee};
+use self::memory::DeviceMemory;
+use self::models::{Language, LeanLanguage, Trainee, half};
 use anyhow::{Context, Result, bail, ensure};
-use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
+use benchmarks::measure::{Counter, Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
-use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations};
+use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations, Pools};
 use burn_0_22::optim::{GradientsParams, ModuleOptimizer};
-use burn_0_22::tensor::Device;
+use burn_0_22::tensor::{DType, Device};
 use burn_lean::{
     CastError, EarlyGradients, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
@@ -23,10 +25,8 @@ use vit_common::rng::SeededRng;
 
 pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     ensure!(
-        spec.measure == Purpose::Memory
-            && run.backend == BackendKind::Flex
-            && run.linear == LinearGradient::Default,
-        "Burn 0.22 is measured on flex only, with its own linear layers"
+        run.linear == LinearGradient::Default,
+        "Burn 0.22 is measured with its own linear layers"
     );
     let lean = run.operations == Operations::Lean;
     match (&spec.case.model, lean) {
@@ -39,12 +39,31 @@ pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     }
 }
 
+/// The device, without autodiff, whose pools are what the run asks for.
+fn open(run: &Burn) -> Result<Device> {
+    if run.pools == Pools::SizeMatch {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        burn_lean::reuse_device_memory()?;
+    }
+    Ok(match run.backend {
+        #[cfg(feature = "flex")]
+        BackendKind::Flex => Device::flex(),
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu => Device::wgpu(Default::default()),
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => Device::cuda(burn_0_22::tensor::DeviceIndex::Default),
+        #[allow(unreachable_patterns)] // With every feature on, no backend remains.
+        _ => return Err(run.backend.not_compiled_in()),
+    })
+}
+
 fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measured> {
-    let flex = Device::flex().autodiff();
+    let inner = open(run)?;
+    let device = inner.clone().autodiff();
     let device = match run.checkpointing {
-        Checkpointing::Balanced => flex.gradient_checkpointing(),
+        Checkpointing::Balanced => device.gradient_checkpointing(),
         Checkpointing::Automatic => bail!("burn-lean recomputes what is in a `checkpoint` only"),
-        _ => flex,
+        _ => device,
     };
     let settings = spec.settings;
     let steps = settings.warm_up.get() + settings.steps.get();
@@ -53,23 +72,32 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         .case
         .model
         .batches(spec.case.batch_size, steps, settings.seed);
-    let memory = Memory::Heap(Heap::start());
+    let memory: Option<Box<dyn Counter>> = match (spec.measure, run.backend.is_on_heap()) {
+        (Purpose::Memory, true) => Some(Box::new(Memory::Heap(Heap::start()))),
+        (Purpose::Memory, false) => Some(Box::new(DeviceMemory::start(&inner))),
+        (Purpose::Time, _) => None,
+    };
 
     device.seed(settings.seed);
     let model = drawn(M::build(shape, run.checkpointing, &device));
     let parameters = model.num_params();
     let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
-    let model = match kind.is_in_bf16() {
+    let model = match kind.is_in_half() {
         // But for norms, which stay in f32.
-        true => MixedPrecision::bf16()
-            .cast(model)
-            .map_err(CastError::from)?,
+        true => match half(&device) {
+            DType::BF16 => MixedPrecision::bf16(),
+            _ => MixedPrecision::f16(),
+        }
+        .cast(model)
+        .map_err(CastError::from)?,
         false => model,
     };
     let model = match run.mode {
         Mode::Release => model.apply_reparameterization(EarlyGradients),
         _ => model,
     };
+    // A GPU still has the weights from before a cast.
+    inner.memory_cleanup();
     let optimizer = optimizer::ordinary(kind, settings.seed, &model);
     let training = Train {
         spec,
@@ -85,7 +113,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         number: 0,
     };
     let backend = format!("{device:?}");
-    measure(spec, Some(&memory), backend, parameters, training)
+    measure(spec, memory.as_deref(), backend, parameters, training)
 }
 
 enum Optimizer {

@@ -11,7 +11,7 @@ use crate::results::LeftOut;
 use crate::shape::{Kind, Shape};
 use crate::subject::{
     Burn, BurnVersion, Case, Checkpointing, LinearGradient, LossChunk, Mode, Operations,
-    OptimizerKind, Subject, TorchMode,
+    OptimizerKind, Pools, Subject, TorchMode,
 };
 use std::num::NonZeroUsize;
 use vit_common::config::{BackendKind, Preset};
@@ -23,6 +23,8 @@ pub struct Available {
     pub backends: Vec<BackendKind>,
     /// Backends that are missing.
     pub missing: Vec<LeftOut>,
+    /// Whether Burn 0.22 fuses operations on a GPU in this build.
+    pub fuses: bool,
     /// The versions of PyTorch, or why it is not measured.
     pub pytorch: Result<TorchVersions, String>,
 }
@@ -75,8 +77,8 @@ impl Plan {
             };
             for (nth, fusion) in fusion.iter().enumerate() {
                 for case in &cases {
-                    let subjects =
-                        plan.burn_subjects(options, case, *backend, *fusion == Fusion::On);
+                    let is_fused = *fusion == Fusion::On;
+                    let subjects = plan.burn_subjects(options, available, case, *backend, is_fused);
                     plan.measure(options, case, &subjects);
                     if (place, nth) == (0, 0) {
                         let on_cuda = has_cuda && !backend.is_on_heap();
@@ -135,6 +137,7 @@ impl Plan {
     fn burn_subjects(
         &mut self,
         options: &Options,
+        available: &Available,
         case: &Case,
         backend: BackendKind,
         fusion: bool,
@@ -152,6 +155,7 @@ impl Plan {
             operations: Operations::Default,
             linear: LinearGradient::Default,
             loss_chunk: LossChunk::WHOLE,
+            pools: Pools::Default,
             optimizer: None,
         }];
         // The outermost choice first.
@@ -163,8 +167,9 @@ impl Plan {
         runs = each(runs, &options.checkpointing, |run, it| {
             run.checkpointing = it
         });
+        runs = each(runs, &options.pools, |run, it| run.pools = it);
         runs = each(runs, &options.mode, |run, it| run.mode = it);
-        runs.retain(|run| match missing(case, run) {
+        runs.retain(|run| match missing(available, case, run) {
             None => true,
             Some(missing) => {
                 self.leave_out(missing);
@@ -224,7 +229,7 @@ fn cases(options: &Options, preset: Preset) -> Vec<Case> {
 }
 
 /// What is missing if a run of Burn cannot be measured: the first of these rules that applies.
-fn missing(case: &Case, run: &Burn) -> Option<LeftOut> {
+fn missing(available: &Available, case: &Case, run: &Burn) -> Option<LeftOut> {
     use BurnVersion::{V0_21, V0_22};
     use Checkpointing::{Automatic, Blocks, Nested};
     use OptimizerKind::{AdamWFiveBytes, Lamb, Sgd};
@@ -247,9 +252,19 @@ fn missing(case: &Case, run: &Burn) -> Option<LeftOut> {
     let chunk = format!("{}, loss chunk {loss_chunk}", case.name);
     let rules = [
         (
-            burn == V0_22 && backend != BackendKind::Flex,
-            backend.to_string(),
-            "Burn 0.22 is measured on flex only",
+            burn == V0_22 && !backend.is_on_heap() && run.fusion && !available.fuses,
+            format!("{backend} with fusion"),
+            "a build of it fuses everywhere or nowhere: build with the feature fusion",
+        ),
+        (
+            burn == V0_22 && !backend.is_on_heap() && !run.fusion && available.fuses,
+            format!("{backend} without fusion"),
+            "a build of it fuses everywhere or nowhere: build without the feature fusion",
+        ),
+        (
+            run.pools != Pools::Default && (burn == V0_21 || backend.is_on_heap()),
+            format!("{backend}, pools {}", run.pools),
+            "this is a setting of Burn 0.22 on a GPU",
         ),
         (
             burn == V0_21 && lean,

@@ -14,6 +14,7 @@ fn available(backends: &[BackendKind], packages: Option<&str>) -> Available {
     Available {
         backends: backends.to_vec(),
         missing: Vec::new(),
+        fuses: true,
         pytorch: Ok(TorchVersions {
             python: "3".into(),
             torch: "2".into(),
@@ -238,6 +239,8 @@ fn time_is_measured_apart_where_counting_costs() {
     assert_eq!(free(line, BackendKind::Flex), [true, true, false]);
     let on_gpu = free(line, BackendKind::Cuda);
     assert_eq!(on_gpu, [false, true, true, true, true]);
+    let line = "--burn 0.22 --checkpointing none --mode plain";
+    assert_eq!(free(line, BackendKind::Cuda), [false, true]);
 }
 
 #[test]
@@ -255,12 +258,25 @@ fn each_version_of_burn_has_its_optimizers_and_backends() {
     assert_eq!(lines, expected);
     assert_eq!(what(&on_flex), ["Burn 0.21: sgd", "Burn 0.22: flat linear"]);
 
-    let on_gpu = plan(&format!("{line} --burn 0.22"), &[BackendKind::Cuda]);
-    assert!(
-        on_gpu
-            .tasks
-            .iter()
-            .all(|task| task.subject.place().contains("PyTorch"))
-    );
-    assert_eq!(what(&on_gpu), ["Burn 0.22: cuda"]);
+    let line = format!("{line} --burn 0.22 --pools default,size-match");
+    let mut on_gpu = plan(&line, &[BackendKind::Cuda]);
+    on_gpu
+        .tasks
+        .retain(|task| matches!(task.subject, Subject::Burn(_)));
+    let expected = ["adam-8bit", "sgd"].map(|optimizer| {
+        ["release", "release, pools size-match"]
+            .map(|mode| format!("ViT tiny, batch 1: Burn 0.22, cuda, {mode}, {optimizer} #0"))
+    });
+    assert_eq!(self::lines(&on_gpu), expected.concat());
+    let expected = ["Burn 0.22: flat linear", "Burn 0.22: cuda without fusion"];
+    assert_eq!(what(&on_gpu), expected);
+    let unfused = Available {
+        fuses: false,
+        ..available(&[BackendKind::Cuda], None)
+    };
+    let unfused = Plan::new(&options("--burn 0.22 --no-pytorch --part vit"), &unfused);
+    assert!(what(&unfused).contains(&"Burn 0.22: cuda with fusion"));
+    let is_unfused = |task: &Task| task.subject.place() == "Burn 0.22, cuda, no fusion";
+    let of_burn = |task: &&Task| matches!(task.subject, Subject::Burn(_));
+    assert!(unfused.tasks.iter().filter(of_burn).all(is_unfused));
 }

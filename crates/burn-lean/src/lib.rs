@@ -50,6 +50,8 @@ mod backend;
 mod backward;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
+#[cfg(feature = "cube")]
+mod device_memory;
 mod early;
 mod error;
 mod gradients;
@@ -81,6 +83,8 @@ mod wide;
 
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
+#[cfg(feature = "cube")]
+pub use device_memory::{DeviceMemoryInUse, reuse_device_memory};
 pub use early::{EarlyGradient, EarlyGradients};
 pub use error::{Refused, ReleaseError};
 pub use gradients::{

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Preset {
     /// Patches of 2, width 64, 4 blocks, 4 heads: for the bundled digits.
     Tiny,
+    /// Patches of 16, width 384, 4 blocks, 6 heads: for a GPU's driver in software.
+    Mini,
     /// ViT-S/16: width 384, 12 blocks, 6 heads; 22 M parameters at 224x224 with 1000 classes.
     Small,
     /// ViT-B/16: width 768, 12 blocks, 12 heads; 86 M parameters at 224x224 with 1000 classes.
@@ -22,6 +24,7 @@ impl Preset {
     pub fn config(self, image_size: usize, channels: usize, classes: usize) -> VitConfig {
         let (dim, depth, heads) = match self {
             Self::Tiny => (64, 4, 4),
+            Self::Mini => (384, 4, 6),
             Self::Small => (384, 12, 6),
             Self::Base => (768, 12, 12),
             Self::Large => (1024, 24, 16),
@@ -43,7 +46,7 @@ impl Preset {
     pub fn patch_size(self) -> usize {
         match self {
             Self::Tiny => 2,
-            Self::Small | Self::Base | Self::Large => 16,
+            Self::Mini | Self::Small | Self::Base | Self::Large => 16,
         }
     }
 }

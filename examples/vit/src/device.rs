@@ -10,7 +10,15 @@ use vit_common::memory::{Heap, Peak};
 /// # Errors
 ///
 /// This build does not have it.
+#[cfg_attr(
+    not(any(feature = "flex", feature = "wgpu", feature = "cuda")),
+    allow(unreachable_code, unused_variables) // The benchmarks use the model alone.
+)]
 pub fn open(backend: BackendKind) -> Result<Device> {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if !backend.is_on_heap() {
+        burn_lean::reuse_device_memory()?;
+    }
     let device = match backend {
         #[cfg(feature = "flex")]
         BackendKind::Flex => Device::flex(),

@@ -44,6 +44,8 @@ impl Steps<'_> {
                 .map_err(CastError::from)?,
             _ => model,
         };
+        // A GPU still has the weights from before a cast.
+        self.device.memory_cleanup();
         let model = match self.settings.mode {
             Mode::Plain => model,
             Mode::Release => model.apply_reparameterization(EarlyGradients),

@@ -17,7 +17,7 @@ const STOREYS: [(&str, &str); 5] = [
     ),
     (
         "burn-lean",
-        "lock path wide error, backend marks tape groups reduction tensors, \
+        "lock path wide error device_memory, backend marks tape groups reduction tensors, \
          scratch backward gradients early, recompute, optimizer, \
          mixed_precision data_parallel train operations optim safetensors peft timeline",
     ),

@@ -64,8 +64,8 @@ macro_rules! trainee {
             fn loss(&self, batch: HostBatch, run: &Burn, seed: u64, device: &Device) -> Tensor<1> {
                 let images: Tensor<4> =
                     Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
-                let dtype = match run.optimizer.is_some_and(OptimizerKind::is_in_bf16) {
-                    true => DType::BF16,
+                let dtype = match run.optimizer.is_some_and(OptimizerKind::is_in_half) {
+                    true => half(device),
                     false => DType::F32,
                 };
                 let scores = self.forward(images.cast(dtype), Some(seed));
@@ -77,6 +77,14 @@ macro_rules! trainee {
 
 trainee!(Vit);
 trainee!(LeanVit);
+
+/// The half precision of a device: WGSL has no bf16.
+pub(super) fn half(device: &Device) -> DType {
+    match device.supports_dtype(DType::BF16) {
+        true => DType::BF16,
+        false => DType::F16,
+    }
+}
 
 fn labels(labels: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [labels.len()];

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Lora;
 use burn::optim::{AdamW, Optimizer};
-use burn_lean::EarlyGradients;
 use burn_lean::operations::{Nf4, Nf4Weight, nn};
+use burn_lean::{DeviceMemoryInUse, EarlyGradients, reuse_device_memory};
 
 use crate::harness::prelude::*;
-use crate::harness::{distance, watched};
+use crate::harness::{distance, watched, zero_linear};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -52,15 +52,37 @@ fn device_alone() -> MutexGuard<'static, ()> {
     DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An optimizer that notes the most bytes in use on the device when it steps a parameter.
-fn metered(device: &Device, optim: impl Optimizer + 'static) -> (ModuleOptimizer, Arc<AtomicU64>) {
-    let most = Arc::new(AtomicU64::new(0));
+/// The most bytes of a device that were seen.
+#[derive(Default)]
+struct Most {
+    in_use: AtomicU64,
+    reserved: AtomicU64,
+}
+
+impl Most {
+    fn in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+}
+
+/// An optimizer that notes the bytes of the device when it steps a parameter.
+fn metered(device: &Device, optim: impl Optimizer + 'static) -> (ModuleOptimizer, Arc<Most>) {
+    let most = Arc::<Most>::default();
     let (device, noted) = (device.clone().inner(), most.clone());
     let optim = watched(optim, move || {
         // What was only queued is not in use yet.
         device.sync().unwrap();
         let usage = device.memory_pool_usage().expect("it is known");
-        noted.fetch_max(usage.bytes_in_use, Ordering::Relaxed);
+        noted
+            .in_use
+            .fetch_max(usage.bytes_in_use, Ordering::Relaxed);
+        noted
+            .reserved
+            .fetch_max(usage.bytes_reserved, Ordering::Relaxed);
     });
     (optim, most)
 }
@@ -98,7 +120,7 @@ fn numbers_and_memory() {
                 6 * LAYERS,
                 "step {step}, recomputed {again}"
             );
-            assert_released(&[report.clone()], "on the GPU");
+            assert_released(std::slice::from_ref(report), "on the GPU");
             for ((path, found), (_, expected)) in bits(&model).iter().zip(expected) {
                 for (found, expected) in found.iter().zip(expected) {
                     // Fused kernels are others where tensors live shorter, and AdamW makes a step
@@ -109,7 +131,7 @@ fn numbers_and_memory() {
                 }
             }
         }
-        let [plain, release] = [&of_plain, &of_release].map(|most| most.load(Ordering::Relaxed));
+        let [plain, release] = [&of_plain, &of_release].map(|most| most.in_use());
         println!("in use at a step: plain {plain}, release {release}, gradients {gradients}");
         assert!(
             plain > release + gradients * 3 / 4,
@@ -153,7 +175,7 @@ fn a_model_on_the_host_trains_on_the_device() {
         let weights = bits(&model);
         drop((model, optim));
         gpu.clone().inner().memory_cleanup();
-        (weights, most.load(Ordering::Relaxed))
+        (weights, most.in_use())
     };
     let ((expected, of_all), (found, of_visits)) = (train(&gpu), train(&flex()));
     let layer = (4 * WIDTH * (WIDTH + 1)) as u64;
@@ -163,6 +185,58 @@ fn a_model_on_the_host_trains_on_the_device() {
     assert!(of_visits < 4 * layer, "{of_visits}, {layer}");
     // Alike but for a step, which Flex computes without contracting products and sums.
     assert!(distance(&found, &expected) < 1e-5);
+}
+
+/// Release needs less of a device than plain Burn, in use and reserved, and with one call, what is reserved
+/// is what is in use. The first step, which moves weights and makes states, counts.
+#[test]
+fn what_is_reserved_is_in_use() {
+    alone(|| {
+        reuse_device_memory().unwrap();
+        // Large, beside the 8 MiB that CubeCL reserves for small tensors.
+        const WIDTH: usize = 1024;
+        let device = Device::wgpu(Default::default()).autodiff();
+        let model = || {
+            let layer = |_| zero_linear(WIDTH, WIDTH, &device);
+            seeded(&device, |_| (0..6).map(layer).collect::<Vec<_>>())
+        };
+        let loss = |model: &Vec<Linear>, step| {
+            let x = numbers([4, WIDTH], step, &device);
+            let run = |x: Tensor<2>, layer: &Linear| layer.forward(x).tanh();
+            model.iter().fold(x, run).square().mean()
+        };
+        // The first one reserves less: what it gave back does not count for the other.
+        let (optim, of_release) = metered(&device, decaying());
+        let mut optim = optim.with_gradient_release();
+        let mut model_of_release = model();
+        for step in 0..3 {
+            let step = |model: &_| loss(model, step);
+            model_of_release = release_step(model_of_release, &mut optim, step);
+        }
+        drop((model_of_release, optim));
+        device.clone().inner().memory_cleanup();
+        let (mut plain, of_plain) = metered(&device, decaying());
+        plain_run(model(), &mut plain, 0..3, loss);
+
+        for (most, what) in [(&of_release, "release"), (&of_plain, "plain")] {
+            let (in_use, reserved) = (most.in_use(), most.reserved());
+            println!("{what}: {in_use} in use, {reserved} reserved");
+            assert!(reserved * 4 <= in_use * 5, "{what}: {in_use} of {reserved}");
+        }
+        // Weights, moments and one gradient with its temporaries, and not all gradients.
+        assert!(of_release.in_use() * 6 <= of_plain.in_use() * 5);
+        assert!(of_release.reserved() * 6 <= of_plain.reserved() * 5);
+    });
+}
+
+/// Nothing is set for nothing.
+#[test]
+fn reserved_memory_is_settled_by_the_first_device() {
+    alone(|| {
+        let device = Device::wgpu(Default::default());
+        let _ = Tensor::<1>::zeros([1], &device).into_data();
+        assert_eq!(reuse_device_memory(), Err(DeviceMemoryInUse));
+    });
 }
 
 /// A model with norms in f32 and the rest in f16, as WGSL has no bf16, stepped in five bytes a
