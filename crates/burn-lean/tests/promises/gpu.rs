@@ -159,7 +159,7 @@ fn a_model_on_the_host_trains_on_the_device() {
         (0..LAYERS).map(layer).collect()
     };
     let loss = |layers: &Vec<Linear>, step| {
-        let forward = |layer: &Linear, x: Tensor<2>| x.clone() + gelu(layer.forward(x));
+        let forward = |layer: &Linear, x: Tensor<2>| x.clone() + gelu(layer.forward(x)) * 0.01;
         let run = |x, layer| checkpoint_on(&gpu, layer, x, forward);
         let x = numbers::<2>([4, WIDTH], step, &gpu);
         layers.iter().fold(x, run).square().mean()
@@ -182,7 +182,7 @@ fn a_model_on_the_host_trains_on_the_device() {
     println!("in use at a step: all {of_all}, visits {of_visits}, a layer {layer}");
     assert!(of_all > LAYERS as u64 * layer, "{of_all}");
     // The inputs of the layers, which wait for backward, are 4 kB each.
-    assert!(of_visits < 4 * layer, "{of_visits}, {layer}");
+    assert!(of_visits < 3 * layer, "{of_visits}, {layer}");
     // Alike but for a step, which Flex computes without contracting products and sums.
     assert!(distance(&found, &expected) < 1e-5);
 }
