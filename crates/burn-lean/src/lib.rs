@@ -73,6 +73,10 @@ mod reduction;
 pub mod safetensors;
 #[cfg(feature = "scratch")]
 mod scratch;
+#[cfg(all(feature = "scratch", not(target_os = "linux")))]
+compile_error!(
+    "the feature `scratch` is for Linux: its files are allocated, mapped and let go by calls of Linux"
+);
 mod tape;
 mod tensors;
 #[cfg(feature = "timeline")]

@@ -6,7 +6,7 @@
 //! cargo run --release -p larger-than-memory -- --shape tiny-llama --scratch /var/tmp --memory 1024
 //! ```
 //!
-//! `limited.sh`, beside this, runs a program under a limit of the system.
+//! The script `examples/larger-than-memory/limited.sh` runs a program under a limit of the system.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -16,12 +16,14 @@ use burn_std::{AccessError, AccessPolicy, AllocationController};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{self, FallocateFlags, fadvise, fallocate, fstatfs, fstatvfs};
 
-use super::ScratchError;
+use super::error::ScratchError;
 use super::space::{PAGE, Place, Space, whole_pages};
 use crate::lock::lock;
 
-/// What the file grows by at least, so that it has few mappings.
-const LEAST_GROWTH: usize = 64 << 20;
+/// What the file grows by at least when a tensor has no room: a process cannot have many mappings.
+const LEAST_GROWTH: usize = 1 << 20;
+/// And at most, beyond what is needed.
+const MOST_GROWTH: usize = 256 << 20;
 
 /// The kind of a file system that keeps its files in memory, as Linux names it.
 const TMPFS: i64 = 0x0102_1994;
@@ -122,17 +124,14 @@ impl ScratchFile {
 
     /// A buffer in the file. The file grows if it has no room.
     pub(super) fn buffer(self: &Arc<Self>, bytes: &[u8]) -> Result<Bytes, ScratchError> {
-        let place = match self.take(bytes.len()) {
-            Some(place) => place,
-            None => {
-                self.grow(
-                    bytes
-                        .len()
-                        .max(LEAST_GROWTH)
-                        .min(whole_pages(bytes.len()) * 2),
-                )?;
-                self.take(bytes.len()).expect("it has just grown")
+        let place = loop {
+            if let Some(place) = self.take(bytes.len()) {
+                break place;
             }
+            // Another thread may take it.
+            let ahead = (self.len() / 8).clamp(LEAST_GROWTH, MOST_GROWTH);
+            let grown = self.grow(bytes.len().max(ahead));
+            grown.or_else(|_| self.grow(bytes.len()))?;
         };
         let buffer = Buffer {
             start: self.with_segment(place, |segment| {
