@@ -9,7 +9,7 @@ use burn::optim::{
 use burn::tensor::{DType, Device, Tensor};
 use lean_arithmetic::optim::rules::AdaptiveRule;
 
-use super::record::Field;
+use super::record::{Field, by_way_of_record};
 use super::{
     AccumulatingInMoments, AdaLomo, Adaptive, Bf16Weights, Came, Lean, Lion, Rounding, Sgd,
 };
@@ -51,7 +51,9 @@ pub trait InScratch: Optimizer {
     fn placed<const D: usize>(
         state: Self::State<D>,
         scratch: &Scratch,
-    ) -> Result<Self::State<D>, ScratchError>;
+    ) -> Result<Self::State<D>, ScratchError> {
+        scratch.place_each(|place| Self::map_state(state, place))
+    }
 
     /// Whether states are known by their records alone, which Burn reads in f32.
     #[doc(hidden)]
@@ -178,33 +180,11 @@ macro_rules! mapped {
             ) -> Self::State<D> {
                 state.map_tensors(map)
             }
-
-            fn placed<const D: usize>(
-                state: Self::State<D>,
-                scratch: &Scratch,
-            ) -> Result<Self::State<D>, ScratchError> {
-                placed_field(state, scratch)
-            }
         }
     )+};
 }
 
 mapped!([R: AdaptiveRule] Adaptive<R>, [] AdaLomo, [] Came, [] Lion, [] Sgd);
-
-fn placed_field<T: Field>(state: T, scratch: &Scratch) -> Result<T, ScratchError> {
-    let mut failed = None;
-    let state = state.map_tensors(&mut MapTensor(&mut |tensor| {
-        let placed = scratch.placed(tensor.clone());
-        placed.unwrap_or_else(|error| {
-            failed = Some(error);
-            tensor
-        })
-    }));
-    match failed {
-        None => Ok(state),
-        Some(error) => Err(error),
-    }
-}
 
 impl<O: Lean + InScratch> InScratch for AccumulatingInMoments<O> {
     fn map_state<const D: usize>(
@@ -213,15 +193,6 @@ impl<O: Lean + InScratch> InScratch for AccumulatingInMoments<O> {
     ) -> Self::State<D> {
         state.optimizer = state.optimizer.map(|state| O::map_state(state, map));
         state
-    }
-
-    fn placed<const D: usize>(
-        mut state: Self::State<D>,
-        scratch: &Scratch,
-    ) -> Result<Self::State<D>, ScratchError> {
-        let optimizer = state.optimizer.map(|state| O::placed(state, scratch));
-        state.optimizer = optimizer.transpose()?;
-        Ok(state)
     }
 }
 
@@ -239,7 +210,7 @@ impl<O: InScratch, R: Rounding> InScratch for Bf16Weights<O, R> {
         mut state: Self::State<D>,
         scratch: &Scratch,
     ) -> Result<Self::State<D>, ScratchError> {
-        state.low = placed_field(state.low, scratch)?;
+        state.low = scratch.place_each(|place| state.low.map_tensors(place))?;
         let optimizer = state.optimizer.map(|state| O::placed(state, scratch));
         state.optimizer = optimizer.transpose()?;
         Ok(state)
@@ -254,7 +225,7 @@ macro_rules! by_record {
                 state: Self::State<D>,
                 scratch: &Scratch,
             ) -> Result<Self::State<D>, ScratchError> {
-                placed_record(state, scratch)
+                by_way_of_record(state, |data| scratch.stored(data))
             }
 
             const BY_RECORD: bool = true;
@@ -274,16 +245,3 @@ by_record!(
     optim::RmsProp,
     optim::Sgd
 );
-
-fn placed_record<S: RecordState>(state: S, scratch: &Scratch) -> Result<S, ScratchError> {
-    const NAME: &str = "state";
-    let mut read = StateSink::default();
-    state.state_flatten(NAME, &mut read);
-    drop(state);
-    let mut source = StateSource::new(read.scalars.into_iter().collect());
-    for (name, data) in read.tensors {
-        source.insert_tensor(name, scratch.stored(data)?);
-    }
-    let state = RecordState::state_unflatten(NAME, &mut source, &Device::flex());
-    Ok(state.expect("it has just been written"))
-}

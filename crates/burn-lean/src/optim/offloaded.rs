@@ -1,10 +1,12 @@
 //! Optimizer states in host memory.
 
+use std::convert::Infallible;
 use std::fmt;
 
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::record::by_way_of_record;
 use super::{AdaLomo, Bf16Weights, Came, Lean, Rounding};
 
 /// An optimizer of this module, whose states may be kept in host memory.
@@ -87,17 +89,12 @@ impl<O: Optimizer, const D: usize> RecordState for OffloadedState<O, D> {
 /// The state in memory of its own, by way of its record. A tensor that moves from a device to the host
 /// stays in memory that the device has read it into, which is part of the device's pool.
 fn on_host<S: RecordState>(state: S) -> S {
-    const NAME: &str = "state";
-    let mut read = StateSink::default();
-    state.state_flatten(NAME, &mut read);
-    drop(state);
-    let mut source = StateSource::new(read.scalars.into_iter().collect());
-    for (name, data) in read.tensors {
+    let copied = by_way_of_record(state, |data| {
         let (bytes, shape, dtype) = (data.as_bytes().to_vec(), data.shape().clone(), data.dtype());
-        source.insert_tensor(name, TensorData::from_bytes_vec(bytes, shape, dtype));
-    }
-    let state = RecordState::state_unflatten(NAME, &mut source, &Device::flex());
-    state.expect("it has just been written")
+        Ok::<_, Infallible>(TensorData::from_bytes_vec(bytes, shape, dtype))
+    });
+    let Ok(state) = copied;
+    state
 }
 
 impl<O: Optimizer> Optimizer for Offloaded<O> {

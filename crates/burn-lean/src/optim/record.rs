@@ -4,7 +4,11 @@
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+#[cfg(feature = "flex")]
+use burn::optim::RecordState;
 use burn::optim::{StateSink, StateSource};
+#[cfg(feature = "flex")]
+use burn::tensor::TensorData;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::tensors::{MapTensor, Tensors};
@@ -97,6 +101,24 @@ impl<T: Field> Field for Option<T> {
     fn map_tensors(self, map: &mut MapTensor<'_>) -> Self {
         self.map(|field| field.map_tensors(map))
     }
+}
+
+/// The state on Flex with the tensors of its record changed, one after the other.
+#[cfg(feature = "flex")]
+pub(super) fn by_way_of_record<S: RecordState, E>(
+    state: S,
+    mut change: impl FnMut(TensorData) -> Result<TensorData, E>,
+) -> Result<S, E> {
+    const NAME: &str = "state";
+    let mut read = StateSink::default();
+    state.state_flatten(NAME, &mut read);
+    drop(state);
+    let mut source = StateSource::new(read.scalars.into_iter().collect());
+    for (name, data) in read.tensors {
+        source.insert_tensor(name, change(data)?);
+    }
+    let state = RecordState::state_unflatten(NAME, &mut source, &Device::flex());
+    Ok(state.expect("it has just been written"))
 }
 
 /// Saves a state as its fields, each under its name, and lets it be a field of another.

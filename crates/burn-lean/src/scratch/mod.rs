@@ -170,22 +170,26 @@ impl Scratch {
     ///
     /// [`Space`](ScratchError::Space), or [`NotOnFlex`](ScratchError::NotOnFlex).
     pub fn keep<T: Tensors>(&self, input: T) -> Result<T, ScratchError> {
+        self.place_each(|place| input.map(place))
+    }
+
+    /// Puts each tensor into the file to which `map` applies what it is given.
+    pub(crate) fn place_each<T>(
+        &self,
+        map: impl FnOnce(&mut MapTensor<'_>) -> T,
+    ) -> Result<T, ScratchError> {
         let mut failed = None;
-        let kept = input.map(&mut MapTensor(&mut |tensor| {
-            let value = match tensor.autodiff {
-                DispatchAutodiffContext::Disabled => tensor.clone(),
-                _ => inner(&tensor),
-            };
-            match self.placed(value) {
+        let placed = map(&mut MapTensor(
+            &mut |tensor| match self.placed(inner(&tensor)) {
                 Ok(value) => kept(tensor, value),
                 Err(error) => {
                     failed.get_or_insert(error);
                     tensor
                 }
-            }
-        }));
+            },
+        ));
         match failed {
-            None => Ok(kept),
+            None => Ok(placed),
             Some(error) => Err(error),
         }
     }
