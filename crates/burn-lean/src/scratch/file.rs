@@ -2,19 +2,26 @@
 //!
 //! This is the only place that knows of addresses. A place of the file belongs to one buffer, from when
 //! it is taken to when the buffer is dropped, so a buffer's slice has no other owner.
+//!
+//! What is written goes by way of the file, not of its mapping: for each page that a process writes for the
+//! first time, the system stops it and has more work than with a copy. And a disk that fails is then an error,
+//! where the mapping would end the process.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
 use burn::tensor::{AllocationProperty, Bytes};
 use burn_std::{AccessError, AccessPolicy, AllocationController};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{self, FallocateFlags, fadvise, fallocate, fstatfs, fstatvfs};
+use rustix::io::pread;
 
 use super::error::ScratchError;
 use super::space::{PAGE, Place, Space, whole_pages};
@@ -91,12 +98,6 @@ impl ScratchFile {
             return Ok(());
         }
         let mut segments = self.segments.write().unwrap_or_else(|it| it.into_inner());
-        let failed = |error: std::io::Error| ScratchError::Space {
-            folder: self.folder.clone(),
-            needed: bytes as u64,
-            free: fstatvfs(&self.file).map_or(0, |disk| disk.f_bavail * disk.f_frsize),
-            error: Arc::new(error),
-        };
         let start = segments
             .last()
             .map_or(0, |it| it.start + it.map.len() as u64);
@@ -110,7 +111,7 @@ impl ScratchFile {
         let map = mapped.map_err(|error| {
             // A part of it may be there, which is free again.
             let _ = self.file.set_len(start);
-            failed(error)
+            self.no_space(bytes, error)
         })?;
         let segment = segments.len();
         segments.push(Segment { map, start });
@@ -120,6 +121,15 @@ impl ScratchFile {
             len: bytes,
         });
         Ok(())
+    }
+
+    fn no_space(&self, needed: usize, error: std::io::Error) -> ScratchError {
+        ScratchError::Space {
+            folder: self.folder.clone(),
+            needed: needed as u64,
+            free: fstatvfs(&self.file).map_or(0, |disk| disk.f_bavail * disk.f_frsize),
+            error: Arc::new(error),
+        }
     }
 
     /// A buffer in the file. The file grows if it has no room.
@@ -141,12 +151,42 @@ impl ScratchFile {
             place,
             file: Arc::clone(self),
         };
-        // SAFETY: the place is as long, is mapped as long as the file lives, which the buffer keeps, and
-        // belongs to this buffer alone.
-        unsafe { std::slice::from_raw_parts_mut(buffer.start, bytes.len()) }.copy_from_slice(bytes);
         let len = bytes.len();
-        // SAFETY: all bytes were written.
-        Ok(unsafe { Bytes::from_controller(Box::new(buffer), len) })
+        // SAFETY: the place is as long, and all bytes of a file have a value.
+        let mut buffer = unsafe { Bytes::from_controller(Box::new(buffer), len) };
+        self.overwrite(&mut buffer, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Writes into a buffer of this file.
+    pub(super) fn overwrite(&self, buffer: &mut Bytes, bytes: &[u8]) -> Result<(), ScratchError> {
+        let at = self.offset_of(buffer).expect("a buffer of this file");
+        let written = self.file.write_all_at(bytes, at);
+        written.map_err(|error| self.no_space(bytes.len(), error))
+    }
+
+    /// A copy in memory of a buffer of this file. `None` if it belongs to another one, or cannot be read.
+    pub(super) fn read(&self, buffer: &[u8]) -> Option<Vec<u8>> {
+        let start = self.offset_of(buffer)?;
+        let mut bytes = Vec::with_capacity(buffer.len());
+        while bytes.len() < buffer.len() {
+            let at = start + bytes.len() as u64;
+            let read = pread(&self.file, spare_capacity(&mut bytes), at).ok()?;
+            if read == 0 {
+                return None;
+            }
+        }
+        bytes.truncate(buffer.len());
+        Some(bytes)
+    }
+
+    /// Where memory that belongs to this file is in it.
+    fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
+        let address = bytes.as_ptr().addr();
+        let segments = self.segments.read().unwrap_or_else(|it| it.into_inner());
+        let mut all = segments.iter();
+        let found = all.find(|segment| segment.addresses().contains(&address))?;
+        Some(found.start + (address - found.addresses().start) as u64)
     }
 
     fn take(&self, bytes: usize) -> Option<Place> {
@@ -234,12 +274,13 @@ impl AllocationController for Buffer {
         &mut self,
         _: AccessPolicy,
     ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        // SAFETY: as in `ScratchFile::buffer`.
+        // SAFETY: the place is as long, is mapped as long as the file lives, which the buffer keeps, and
+        // belongs to this buffer alone.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        // SAFETY: as in `ScratchFile::buffer`.
+        // SAFETY: as in `memory_mut`.
         Ok(unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) })
     }
 

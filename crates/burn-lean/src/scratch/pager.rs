@@ -15,7 +15,7 @@ use super::space::Place;
 #[derive(Debug)]
 pub(super) struct Pager {
     pub(super) file: Arc<ScratchFile>,
-    limit: usize,
+    pub(super) limit: usize,
     uses: Sender<Use>,
 }
 
