@@ -21,7 +21,7 @@ use crate::tensors::{MapTensor, Tensors};
 /// again.
 ///
 /// The gradients are those of `forward(module, input)`, bit for bit, except where
-/// `docs/exactness.md` in the repository says otherwise. With gradient release, a weight is stepped
+/// `docs/troubleshooting.md` in the repository says otherwise. With gradient release, a weight is stepped
 /// inside backward. Without it, its gradient is where Burn puts it.
 ///
 /// A tensor that needs a gradient and that `forward` reads must be in `module` or in `input`. `forward`
