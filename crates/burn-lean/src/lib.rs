@@ -182,9 +182,6 @@ mod pages {
     #[doc = include_str!("../../../docs/recompute.md")]
     struct Recompute;
 
-    #[doc = include_str!("../../../docs/see-memory.md")]
-    struct SeeMemory;
-
     #[doc = include_str!("../../../docs/several-devices.md")]
     struct SeveralDevices;
 
