@@ -173,9 +173,6 @@ mod pages {
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     struct MixedPrecision;
 
-    #[doc = include_str!("../../../docs/operations.md")]
-    struct Operations;
-
     #[doc = include_str!("../../../docs/optimizers.md")]
     struct Optimizers;
 
