@@ -173,14 +173,8 @@ mod pages {
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     struct MixedPrecision;
 
-    #[doc = include_str!("../../../docs/optimizers.md")]
-    struct Optimizers;
-
     #[doc = include_str!("../../../docs/recompute.md")]
     struct Recompute;
-
-    #[doc = include_str!("../../../docs/several-devices.md")]
-    struct SeveralDevices;
 
     #[doc = include_str!("../../../docs/start.md")]
     struct Start;
