@@ -22,8 +22,8 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that
-/// is nearest to its master, of which the lower sixteen bits are kept beside it. The model computes
+/// Master weights in 32 bits, at two more bytes a parameter. The weight is its master, rounded to
+/// the nearest bf16. The optimizer keeps the lower sixteen bits of the master. The model computes
 /// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
 /// in 32 bits.
 ///
