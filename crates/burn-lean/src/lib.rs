@@ -160,21 +160,8 @@ mod pages {
     #[doc = include_str!("../../../examples/language-model/README.md")]
     struct LanguageModel;
 
-    #[doc = include_str!("../../../docs/gradients.md")]
-    struct Gradients;
-
-    #[cfg(feature = "scratch")]
-    #[doc = include_str!("../../../docs/larger-than-memory.md")]
-    struct LargerThanMemory;
-
     #[doc = include_str!("../../../docs/lora.md")]
     struct Lora;
-
-    #[doc = include_str!("../../../docs/mixed-precision.md")]
-    struct MixedPrecision;
-
-    #[doc = include_str!("../../../docs/recompute.md")]
-    struct Recompute;
 
     #[doc = include_str!("../../../docs/start.md")]
     struct Start;
