@@ -17,8 +17,8 @@ use super::{Adaptive, Lean, Lion, Sgd};
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
 /// much later, and loses nothing. The count is part of the record, so that a run may be resumed
-/// between micro-batches. It loads a record of the optimizer alone, too; that one does not load its
-/// record, and would begin with new moments.
+/// between micro-batches. It also loads a record of the plain optimizer. The plain optimizer does
+/// not load its record, and would begin with new moments.
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,

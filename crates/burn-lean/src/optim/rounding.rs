@@ -13,8 +13,8 @@ use super::flex;
 /// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
-/// The noise is that of the seed, the step and the place in the parameter: the same in
-/// every run, and after a resume. Two parameters of one size have the same. On other backends than
+/// The noise depends only on the seed, the step and the place of the element. So it is the same in
+/// every run and after a resume. Two parameters of one size have the same. On other backends than
 /// Flex and the Cube backend the numbers go by way of the host, which is slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
@@ -41,9 +41,9 @@ pub struct MasterWeights;
 /// beside a weight, where `h` is half a unit in its last place and `c` a correction from -128 to 127.
 ///
 /// The last of the 24 bits is rounded stochastically, so that a step smaller than it, a 2^-16th of
-/// the weight, is right on average. The noise is that of the seed, the step and the place: the same
-/// in every run and on every backend, and after a resume. What is said of [`MasterWeights`] in other
-/// respects holds here too.
+/// the weight, is right on average. The noise depends only on the seed, the step and the place of
+/// the element. So it is the same in every run, on every backend and after a resume. What is said
+/// of [`MasterWeights`] in other respects holds here too.
 ///
 /// After FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which rounds the correction to the
 /// nearest and calls this weight splitting. In f16, whose smallest number is 2^-24, the last of the

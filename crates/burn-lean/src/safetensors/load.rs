@@ -70,10 +70,10 @@ impl Weights {
     /// panics. Freeze parameters after this call: a parameter that the model had not drawn is
     /// trained.
     ///
-    /// `names` gives the name that a parameter has in the files, as
-    /// `model.layers.0.self_attn.q_proj.weight`, for that which it has here, as
-    /// `blocks.0.query.weight`. Parameters of normalizations are `weight` and `bias` here, as in PyTorch,
-    /// and weights of linear layers are transposed.
+    /// `names` takes the path of a parameter in the model, such as `blocks.0.query.weight`, and
+    /// returns its name in the files, such as `model.layers.0.self_attn.q_proj.weight`. Parameters
+    /// of normalizations are `weight` and `bias` here, as in PyTorch, and weights of linear layers
+    /// are transposed.
     ///
     /// # Errors
     ///

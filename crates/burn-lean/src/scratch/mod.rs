@@ -254,9 +254,9 @@ impl Scratch {
 /// The bytes of tensors in a [`Scratch`] file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchUsage {
-    /// Those of tensors, in whole pages of 4096 bytes.
+    /// Bytes of tensors in the file, in whole pages of 4096 bytes.
     pub in_use: u64,
-    /// Those that the file takes on the disk.
+    /// Bytes that the file takes on the disk.
     pub reserved: u64,
 }
 
