@@ -1,5 +1,5 @@
 """What PyTorch's operations keep for the backward pass, beyond their inputs and their output: the
-column "PyTorch keeps" of docs/operations.md.
+column "PyTorch holds" of docs/measurements.md.
 
     python3 kept.py
 """

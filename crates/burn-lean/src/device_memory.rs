@@ -14,15 +14,16 @@ pub struct DeviceMemoryInUse;
 
 /// Lets all tensors of a weight's size share the buffers of that size, on a GPU.
 ///
-/// By default, CubeCL reserves a buffer of its own for each weight, and reuses it for nothing else. Burn's
-/// AdamW writes new weights elsewhere: after its first step, as many bytes as all weights are reserved
-/// for nothing. Gradients and moments are in pages that are a mebibyte larger than the largest tensor.
-/// With this setting, gradients, moments and weights take turns in buffers of their size, without a gap.
-/// Activations share no pages with them any more: without scopes, without fusion and with an optimizer
-/// that steps in place, more may be reserved. Compare `bytes_reserved` of `device.memory_pool_usage()`.
+/// By default, CubeCL reserves a buffer of its own for each weight, and reuses it for nothing else.
+/// Burn's AdamW writes new weights elsewhere: after its first step, as many bytes as all weights
+/// are reserved for nothing. Gradients and moments are in pages that are a mebibyte larger than the
+/// largest tensor. With this setting, gradients, moments and weights take turns in buffers of their
+/// size, without a gap. Activations then share no pages with them. So more may be reserved without
+/// scopes, without fusion and with an optimizer that steps in place. Compare `bytes_reserved` of
+/// `device.memory_pool_usage()`.
 ///
-/// It is for all GPUs of the process, and keeps the other settings of a `cubecl.toml`. Call it before the
-/// first use of a device.
+/// The setting is for all GPUs of the process. It keeps the other settings of a `cubecl.toml`. Call
+/// it before the first use of a device.
 ///
 /// # Errors
 ///

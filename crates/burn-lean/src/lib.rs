@@ -1,10 +1,10 @@
 //! Gradient release and activation checkpointing, for Burn 0.22.
 //!
-//! [`ReleaseOptimizer::backward`] runs backward and steps each parameter of a model in it, the moment
-//! its gradient is complete, and frees the gradient: the gradients of a model never exist all at once.
-//! The model goes in by value, and comes out with its new weights, which are those of plain Burn, bit
-//! for bit. [`checkpoint`] runs a part of a model without keeping its activations: backward computes
-//! them again. It also works without gradient release.
+//! [`ReleaseOptimizer::backward`] runs backward, steps each parameter when its gradient is complete,
+//! and frees that gradient. So the gradients of a model never exist all at once. The model goes in by
+//! value and comes out with its new weights, which are those of plain Burn, bit for bit. [`checkpoint`]
+//! runs a part of a model and keeps no activations: backward computes them again. It also works without
+//! gradient release.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -23,19 +23,48 @@
 //! }
 //! ```
 //!
-//! Start with [`ReleaseOptimizer`]. Its [`accumulate`](ReleaseOptimizer::accumulate) is for micro-batches,
-//! its [`two_passes`](ReleaseOptimizer::two_passes) for clipping by the global norm, and
-//! [`backward()`] for several optimizers under one loss. [`NormClipping`] and [`LossScaler`] change
-//! gradients before their step. [`MixedPrecision`] casts a model to bf16 or f16. [`EarlyGradients`] is
-//! for weights that reach their operation by way of others. [`StepReport`] says what a step did, and [`ReleaseError`] why a call was
-//! refused.
+//! # By task
 //!
-//! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
-//! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
-//! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
-//! `peft`, adapters in the files of Python's `peft`; `safetensors`, weights in the files of the Hub; `tracing`, an event for each step's report; `timeline`, a recording of where the memory goes. Backends, with the features of `burn` of the same
-//! names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; `cube`, for
-//! other devices of CubeCL.
+//! `docs` in the repository has a page for most tasks. Each call that can be refused has a `try_` version,
+//! which returns a [`ReleaseError`].
+//!
+//! | task | items |
+//! |---|---|
+//! | gradient release in a loop | [`WithGradientRelease`], [`ReleaseOptimizer`] |
+//! | several optimizers or models under one loss | [`backward()`] |
+//! | weights used through other functions | [`EarlyGradients`] |
+//! | what a step did | [`StepReport`], [`Outcome`] |
+//! | back to plain Burn | [`ReleaseOptimizer::into_optimizer`], [`ReleaseOptimizer::to_record`] |
+//! | recompute | [`checkpoint`], [`checkpoint_each`], [`checkpoint_encoder`], [`checkpoint_decoder`], [`checkpoint_chunks`], [`checkpoint_steps`], [`Budget`] |
+//! | scopes over your types | [`Tensors`], [`MapTensor`], [`EncoderLayers`], [`DecoderLayers`] |
+//! | weights that visit a device | [`checkpoint_on`] |
+//! | accumulate | [`accumulate`](ReleaseOptimizer::accumulate), [`has_sums`](ReleaseOptimizer::has_sums), [`take_sums`](ReleaseOptimizer::take_sums) |
+//! | clip by the global norm | [`two_passes`](ReleaseOptimizer::two_passes), [`NormClipping`]; in plain Burn [`clip_grad_norm`] |
+//! | loss scaling | [`LossScalerConfig`], [`LossScaler`] |
+//! | groups | [`no_decay`], [`check_group`] |
+//! | mixed precision | [`MixedPrecision`]; feature `optim`: `optim::InFiveBytes` |
+//! | operations that save fewer tensors | feature `operations`: `operations::nn`, `operations::Attention`, `operations::linear_cross_entropy` |
+//! | LoRA | feature `operations`: `operations::Nf4`; feature `peft`: `save_adapters`, `load_adapters` |
+//! | fused and small optimizers | feature `optim`: `optim::InOnePass`, `optim::EightBitMoments`, `optim::Bf16Weights` |
+//! | states in host memory, sums in the moments | feature `optim`: `optim::Offload`, `optim::AccumulateInMoments` |
+//! | weights and states in a file | feature `scratch`: `Scratch`, `optim::InScratch` |
+//! | weights of the Hub | feature `safetensors`: `safetensors` |
+//! | the Learner | feature `train`: `train::output`, `train::GradientReleaseStrategy`, `train::release_learner` |
+//! | several processes | feature `data-parallel`: `DataParallel`, `Replicas`; feature `mpi`: `Mpi` |
+//! | another all-reduce | [`GradientReduction`], [`PendingGradient`] |
+//! | memory over time | feature `timeline`: `timeline` |
+//! | less reserved memory on a GPU | feature `cube`: `reuse_device_memory` |
+//!
+//! The feature `tracing` emits an event for each step's report. Backends have the features of `burn` of
+//! the same names: `flex`, a default, with threads by `rayon`; `ndarray`, `wgpu`, `cuda`, `fusion`; and
+//! `cube`, for other devices of CubeCL.
+//!
+//! # Coming from PyTorch
+//!
+//! An optimizer in a backward hook is [`WithGradientRelease`]. `torch.utils.checkpoint` is [`checkpoint`],
+//! `GradScaler` is [`LossScaler`], `clip_grad_norm_` is [`NormClipping::GlobalNorm`], `autocast` is
+//! [`MixedPrecision`] (a cast of the model), `DistributedDataParallel` is `DataParallel`, and
+//! `ZeroRedundancyOptimizer` is `DataParallel::with_sharded_optimizer`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // But in `operations::flex::product`.
@@ -131,33 +160,8 @@ mod pages {
     #[doc = include_str!("../../../examples/language-model/README.md")]
     struct LanguageModel;
 
-    #[doc = include_str!("../../../docs/gradients.md")]
-    struct Gradients;
-
-    #[cfg(feature = "scratch")]
-    #[doc = include_str!("../../../docs/larger-than-memory.md")]
-    struct LargerThanMemory;
-
     #[doc = include_str!("../../../docs/lora.md")]
     struct Lora;
-
-    #[doc = include_str!("../../../docs/mixed-precision.md")]
-    struct MixedPrecision;
-
-    #[doc = include_str!("../../../docs/operations.md")]
-    struct Operations;
-
-    #[doc = include_str!("../../../docs/optimizers.md")]
-    struct Optimizers;
-
-    #[doc = include_str!("../../../docs/recompute.md")]
-    struct Recompute;
-
-    #[doc = include_str!("../../../docs/see-memory.md")]
-    struct SeeMemory;
-
-    #[doc = include_str!("../../../docs/several-devices.md")]
-    struct SeveralDevices;
 
     #[doc = include_str!("../../../docs/start.md")]
     struct Start;

@@ -1,9 +1,8 @@
 //! Records where the memory of a training goes, on the CPU, with and without gradient release.
 //!
-//! The recording says for each piece of memory what it is for, which parameter it belongs to, and
-//! which operation has taken it. Its file is for `burn-memory` of `lean-timeline`, and for
-//! <https://pytorch.org/memory_viz>, or with the ending `.perfetto.json` for
-//! <https://ui.perfetto.dev>.
+//! For each allocation, the recording has its category, its parameter, and the operation that made
+//! it. Its file is for `burn-memory` of `lean-timeline`, and for <https://pytorch.org/memory_viz>,
+//! or with the ending `.perfetto.json` for <https://ui.perfetto.dev>.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -40,10 +39,10 @@
 //!
 //! # How it works, and what it costs
 //!
-//! The allocator of the program tells of each call; on Flex, tensors are on the heap. What outlives
-//! the forward pass is an activation, what backward leaves is a gradient, and what a step leaves
-//! besides the weight is the optimizer's state. Memory that other threads take is `other`. An
-//! allocation of less than [`SMALL`] bytes is counted, and has no name.
+//! The allocator of the program tells of each call; on Flex, tensors are on the heap. Memory that
+//! exists after the forward pass is an activation. Memory that exists after backward is a gradient.
+//! Memory that exists after a step, except the weight, is the optimizer's state. Memory that other
+//! threads take is `other`. An allocation of less than [`SMALL`] bytes is counted, and has no name.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};

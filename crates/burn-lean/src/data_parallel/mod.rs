@@ -106,8 +106,8 @@ impl DataParallel {
     /// Sends the model of the first replica, with the ids of its parameters, to all of them. Call
     /// it once the model is initialized, and before the optimizer is used or loads a record.
     ///
-    /// Running statistics (`BatchNorm`) are those of the first replica, too, updates that are
-    /// pending included. In training each replica updates its own, by its share of a batch:
+    /// Running statistics (`BatchNorm`) also come from the first replica, with their pending
+    /// updates. In training each replica updates its own, by its share of a batch:
     /// [`share_running_states`](Self::share_running_states) makes them equal again.
     ///
     /// # Errors
@@ -119,9 +119,9 @@ impl DataParallel {
         Ok(model)
     }
 
-    /// Gives all replicas the running statistics (`BatchNorm`) of the first one, and whatever else is
-    /// not trained, as before a validation or a checkpoint. What is trained has to be equal; on a GPU,
-    /// where sums may differ in the last bits, it is that of the first one, too.
+    /// Gives all replicas the running statistics (`BatchNorm`) of the first one, and whatever else
+    /// is not trained, as before a validation or a checkpoint. Trained parameters have to be equal.
+    /// On a GPU, where sums may differ in the last bits, they also come from the first replica.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl DataParallel {
     /// All replicas call it.
     ///
     /// States travel parameter by parameter, in the host's memory and in their own type. While the
-    /// first replica puts the record together it takes twice the memory of the record;
-    /// [`save_states`](Self::save_states) takes that of one parameter.
+    /// first replica puts the record together, it needs twice the memory of the record.
+    /// [`save_states`](Self::save_states) needs the memory of one parameter.
     ///
     /// # Errors
     ///

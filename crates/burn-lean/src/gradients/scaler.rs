@@ -14,12 +14,13 @@ lean_arithmetic::loss_scaler_configuration! {
 /// Scales losses for an optimizer [with this scaler](crate::ReleaseOptimizer::with_loss_scaler).
 /// Clones share the scale: keep one for the code that computes the loss.
 ///
-/// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
-/// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
-/// falls if a gradient of any has overflowed. One that did not step is not awaited again until it steps.
-/// An optimizer that accumulates must not share one with another that steps more often: its sums would
-/// be of several scales, and are refused ([`SeveralScales`](crate::ReleaseError::SeveralScales)). Those
-/// of Burn's own accumulator, given to `step`, cannot be told from gradients.
+/// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when
+/// each of them has ended a step, or one of them its second: once for all of them, as with PyTorch,
+/// and it falls if a gradient of any has overflowed. One that did not step is not awaited again
+/// until it steps. Two optimizers must not share a scaler if one accumulates and the other steps
+/// more often: its sums would have several scales, and are refused
+/// ([`SeveralScales`](crate::ReleaseError::SeveralScales)). Sums of Burn's own accumulator that are
+/// given to `step` look like gradients, and are not refused.
 ///
 /// A pass whose loss was not scaled is refused ([`NotScaled`](crate::ReleaseError::NotScaled)), also
 /// that of a micro-batch.

@@ -12,14 +12,13 @@ use super::{Adaptive, Lean, Lion, Sgd};
 /// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
 /// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
 ///
-/// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the
-/// optimizer: with gradient release, [`backward`](crate::ReleaseOptimizer::backward). The rate that
-/// counts is that of the last.
+/// No sum of gradients exists. The caller makes a step for each micro-batch: with gradient release,
+/// a call of [`backward`](crate::ReleaseOptimizer::backward). The rate of the last one counts.
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
 /// much later, and loses nothing. The count is part of the record, so that a run may be resumed
-/// between micro-batches. It loads a record of the optimizer alone, too; that one does not load its
-/// record, and would begin with new moments.
+/// between micro-batches. It also loads a record of the plain optimizer. The plain optimizer does
+/// not load its record, and would begin with new moments.
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,
@@ -28,8 +27,8 @@ pub struct AccumulatingInMoments<O> {
 
 /// An optimizer whose moments can take in the gradients of micro-batches.
 pub trait AccumulateInMoments: Lean {
-    /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those
-    /// before it into its moments.
+    /// The optimizer adds each gradient to its moments. It changes a weight only with the last of
+    /// `micro_batches` gradients.
     ///
     /// Gradients are added and not averaged, as in Burn's accumulator: divide the loss for a mean.
     /// Clipping looks at the gradient of each micro-batch. Weight decay acts when the weight moves.

@@ -73,10 +73,10 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         }
     }
 
-    /// Steps parameters in f32 as well, by the optimizer alone: those that
-    /// [`MixedPrecision`](crate::MixedPrecision) keeps. By default they are refused, as a model that
-    /// was not cast takes twice the memory; [in five bytes](InFiveBytes::in_five_bytes), those of rank
-    /// 1 are not.
+    /// Also steps parameters in f32, such as those that [`MixedPrecision`](crate::MixedPrecision)
+    /// keeps, with the optimizer alone. By default they are refused, because a model that was not
+    /// cast takes twice the memory. [In five bytes](InFiveBytes::in_five_bytes), parameters of rank
+    /// 1 are not refused.
     #[must_use]
     pub fn with_f32_parameters(mut self) -> Self {
         self.f32 = F32Parameters::All;
@@ -139,10 +139,10 @@ pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
     /// | [moments in 8 bits](EightBitMoments) | 2.06 |
     ///
     /// It computes in f32, [in one pass](InOnePass). Unlike
-    /// [`with_8_bit_moments`](EightBitMoments::with_8_bit_moments), it keeps the moments of embeddings
-    /// in 8 bits. Parameters of fewer than 4096 elements have moments in f32. Parameters of rank 1 may
-    /// be in f32, as those of normalizations; for others that you
-    /// [keep](crate::MixedPrecision::keep) there is
+    /// [`with_8_bit_moments`](EightBitMoments::with_8_bit_moments), it keeps the moments of
+    /// embeddings in 8 bits. Parameters of fewer than 4096 elements have moments in f32. Parameters
+    /// of rank 1 may be in f32, such as those of normalizations. For others that you
+    /// [keep](crate::MixedPrecision::keep), use
     /// [`with_f32_parameters`](Bf16Weights::with_f32_parameters).
     ///
     /// The seed chooses the noise of the last of the 24 bits.

@@ -18,8 +18,8 @@ use crate::gradients::{is_looked_for, is_only_asked, is_question};
 use crate::scratch::{Scratch, ScratchError};
 use crate::tensors::MapTensor;
 
-/// An optimizer whose states, and the weights that it has stepped, can be in a [`Scratch`] file: those of
-/// this module, and those of Burn.
+/// An optimizer that can keep its states, and the weights that it has stepped, in a [`Scratch`]
+/// file. The optimizers of this module and of Burn can.
 pub trait InScratch: Optimizer {
     /// Keeps the states of parameters in a file, and puts their weights there in each step, wherever they
     /// were before. States and weights that are smaller than a page (4096 bytes) stay in memory. The steps
@@ -88,7 +88,7 @@ impl<O: InScratch> Scratched<O> {
     }
 }
 
-/// State of [`Scratched`]: that of the optimizer, saved as it saves it.
+/// State of [`Scratched`]: the state of its optimizer, with the same record.
 #[derive(Clone)]
 pub struct ScratchedState<O: Optimizer, const D: usize>(O::State<D>);
 

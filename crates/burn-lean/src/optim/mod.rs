@@ -72,9 +72,8 @@ pub trait InOnePass {
     /// The optimizer in one pass.
     type Optimizer: Lean;
 
-    /// The same optimizer in one pass over weight, gradient and states where the backend has such a
-    /// pass, as Flex and the Cube backend (wgpu, CUDA) do, fused or not, and by Burn's operations
-    /// elsewhere.
+    /// The same optimizer, in one pass over weight, gradient and states on Flex and on the Cube
+    /// backend (wgpu, CUDA), fused or not. On other backends, Burn's operations compute the step.
     ///
     /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray,
     /// up to rounding on the Cube backend. Weights in half precision are rounded after each
@@ -145,17 +144,18 @@ pub trait EightBitMoments: Lean {
     /// instead, and Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022),
     /// <https://arxiv.org/abs/2110.02861>, which has a table.
     ///
-    /// The step itself is computed in 32 bits, with the moments before they are rounded. Second
-    /// moments, which change by less than the codes lie apart, are rounded up with the probability
-    /// of the part that is cut off, by a Weyl sequence at each place: the same in every run and on
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. A second
+    /// moment changes by less than the distance of two codes. So it is rounded up or down by a Weyl
+    /// sequence at each element, and right on average. The sequence is the same in every run and on
     /// every backend. A moment that is not finite becomes its weight. Parameters of fewer than 4096
     /// elements keep moments of 32 bits, and so do those that have the shape of an embedding's
-    /// weight in `model`, as Dettmers et al. recommend. AMSGrad's largest second moment keeps each
-    /// rounding up, so that steps become too short: take AMSGrad with 32 bits.
+    /// weight in `model`, as Dettmers et al. recommend. AMSGrad keeps the largest second moment,
+    /// even one that was rounded up, so steps become too short: use AMSGrad with 32 bits.
     ///
-    /// Records are smaller as well, and interchangeable with those in 32 bits; Burn's own optimizer
-    /// refuses one in 8 bits with a panic. Flex and the Cube backend (wgpu, CUDA) step with them in
-    /// one pass. On other backends the moments are packed and unpacked on the host, which is slow.
+    /// Records are smaller too, and interchangeable with records in 32 bits. Burn's own optimizer
+    /// panics if it loads a record in 8 bits. Flex and the Cube backend (wgpu, CUDA) step with them
+    /// in one pass. On other backends the moments are packed and unpacked on the host, which is
+    /// slow.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};

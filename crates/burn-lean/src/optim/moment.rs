@@ -19,9 +19,9 @@ pub enum Format {
 
 /// A state of an optimizer of the parameter's shape: a moment, a velocity.
 ///
-/// Saved as floats it is a tensor in Burn's record, as Burn's own optimizers have it. Saved in
-/// 8 bits, one loads into an optimizer with 32 bits, and the other way round: the optimizer brings
-/// it into its own format in the next step.
+/// Saved as floats it is a tensor in Burn's record, as Burn's own optimizers have it. An optimizer
+/// with 32 bits loads a moment that was saved in 8 bits, and the reverse: the next step converts
+/// it.
 #[derive(Clone, Debug)]
 pub enum Moment<const D: usize> {
     /// Floats.

@@ -66,7 +66,7 @@ impl<O: Optimizer> Offloaded<O> {
     }
 }
 
-/// State of [`Offloaded`]: that of the optimizer, saved as it saves it.
+/// State of [`Offloaded`]: the state of its optimizer, with the same record.
 #[derive(Clone)]
 pub struct OffloadedState<O: Optimizer, const D: usize>(O::State<D>);
 

@@ -13,8 +13,8 @@ use super::flex;
 /// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
-/// The noise is that of the seed, the step and the place in the parameter: the same in
-/// every run, and after a resume. Two parameters of one size have the same. On other backends than
+/// The noise depends only on the seed, the step and the place of the element. So it is the same in
+/// every run and after a resume. Two parameters of one size have the same. On other backends than
 /// Flex and the Cube backend the numbers go by way of the host, which is slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
@@ -22,8 +22,8 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that
-/// is nearest to its master, of which the lower sixteen bits are kept beside it. The model computes
+/// Master weights in 32 bits, at two more bytes a parameter. The weight is its master, rounded to
+/// the nearest bf16. The optimizer keeps the lower sixteen bits of the master. The model computes
 /// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
 /// in 32 bits.
 ///
@@ -41,9 +41,9 @@ pub struct MasterWeights;
 /// beside a weight, where `h` is half a unit in its last place and `c` a correction from -128 to 127.
 ///
 /// The last of the 24 bits is rounded stochastically, so that a step smaller than it, a 2^-16th of
-/// the weight, is right on average. The noise is that of the seed, the step and the place: the same
-/// in every run and on every backend, and after a resume. What is said of [`MasterWeights`] in other
-/// respects holds here too.
+/// the weight, is right on average. The noise depends only on the seed, the step and the place of
+/// the element. So it is the same in every run, on every backend and after a resume. What is said
+/// of [`MasterWeights`] in other respects holds here too.
 ///
 /// After FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which rounds the correction to the
 /// nearest and calls this weight splitting. In f16, whose smallest number is 2^-24, the last of the

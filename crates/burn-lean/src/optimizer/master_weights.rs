@@ -64,10 +64,10 @@ fn ask<const D: usize>(
 }
 
 impl ReleaseOptimizer {
-    /// Rounds the parameters of a group that are in f32 to bf16 or f16, and keeps the bits that
-    /// [`Bf16Weights`](crate::optim::Bf16Weights) has beside them: those of
-    /// [five bytes](crate::optim::InFiveBytes::in_five_bytes) are 24 of the 32. States of these parameters
-    /// are dropped.
+    /// Rounds the f32 parameters of a group to bf16 or f16. The optimizer keeps the other bits, as
+    /// [`Bf16Weights`](crate::optim::Bf16Weights) does: [in five
+    /// bytes](crate::optim::InFiveBytes::in_five_bytes), 24 of the 32 bits are kept. States of
+    /// these parameters are dropped.
     ///
     /// One parameter after another is read, and rounded in place. So a model whose weights are
     /// [in files](crate::safetensors) in f32 is never in f32 as a whole.

@@ -33,9 +33,9 @@ impl ReleaseOptimizer {
     /// complete. [`backward`](Self::backward) of the last micro-batch steps with the sums, and
     /// [`step`](Self::step) without another one. No weight changes before.
     ///
-    /// The sums are those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator), bit for
-    /// bit. They and one gradient exist at once, where Burn holds two full sets. A micro-batch that is
-    /// not to count, as one whose loss is not finite, is left out.
+    /// The sums are those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator),
+    /// bit for bit. They and one gradient exist at once, where Burn holds two full sets. Leave out
+    /// a micro-batch that should not count, such as one whose loss is not finite.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};
@@ -108,9 +108,9 @@ impl ReleaseOptimizer {
         sums
     }
 
-    /// The sums of a window that is not over, each under the path of its parameter: to save beside
-    /// the records of model and optimizer, and to [go on](Self::load_sums) with the next micro-batch.
-    /// It is empty between two windows.
+    /// The sums of a window that has not ended, each with the path of its parameter. Save them with
+    /// the records of model and optimizer, and [load](Self::load_sums) them before the next
+    /// micro-batch. It is empty between two windows.
     pub fn sums_to_record<M: Module>(&self, model: &M) -> ModuleRecord {
         expect(self.try_sums_to_record(model))
     }
@@ -137,8 +137,8 @@ impl ReleaseOptimizer {
         }
     }
 
-    /// Goes on with the sums of a record, in place of those that are here. The record of the model is
-    /// loaded before.
+    /// Continues with the sums of a record. They replace the sums that the optimizer has. The
+    /// record of the model is loaded before.
     ///
     /// ```
     /// use burn::module::Module;

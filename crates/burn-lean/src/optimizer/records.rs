@@ -133,8 +133,8 @@ impl ReleaseOptimizer {
         Ok(self.stepper().pipeline.to_record())
     }
 
-    /// Loads a saved state. The scale goes to the loss scaler that the optimizer has at this
-    /// moment.
+    /// Loads a saved state. The scale goes to the loss scaler that the optimizer has when this is
+    /// called.
     pub fn load_gradient_record(mut self, record: GradientRecord) -> Self {
         self.stepper_mut().pipeline.load_record(record);
         self

@@ -68,10 +68,11 @@ impl StepReport {
         outcomes.filter(|(_, found)| *found == outcome).count()
     }
 
-    /// The parameters whose gradients were complete when backward had come to its end, where they may all
-    /// have existed at the same time. Those of a first layer always are. Others are reached by way of a
-    /// function of parameters alone, as the weight of a [`Linear`](burn::nn::Linear) can be:
-    /// [`EarlyGradients`](crate::EarlyGradients) lets them come one by one.
+    /// The parameters whose gradients were complete only at the end of backward. These gradients
+    /// may all have existed at the same time. The gradients of a first layer always are. Others are
+    /// reached by way of a function of parameters alone, as the weight of a
+    /// [`Linear`](burn::nn::Linear) can be: [`EarlyGradients`](crate::EarlyGradients) lets them
+    /// come one by one.
     pub fn late(&self) -> impl Iterator<Item = ParamId> + '_ {
         self.late.iter().copied()
     }

@@ -16,10 +16,10 @@ use super::one_param::record_of;
 use crate::lock::lock;
 
 impl ReleaseOptimizer {
-    /// Writes the states of a model's parameters to a file, as
-    /// [`OptimizerRecord::save`](burn::optim::OptimizerRecord::save) does, of all but those of other
-    /// models. It copies the states of one parameter at a time, where [`to_record`](Self::to_record)
-    /// copies all.
+    /// Writes the states of this model's parameters to a file, as
+    /// [`OptimizerRecord::save`](burn::optim::OptimizerRecord::save) does. States of other models
+    /// are left out. It copies the states of one parameter at a time, where
+    /// [`to_record`](Self::to_record) copies all.
     ///
     /// # Errors
     ///

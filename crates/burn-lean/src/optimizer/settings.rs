@@ -38,10 +38,10 @@ impl ReleaseOptimizer {
         self
     }
 
-    /// Gives the optimizer gradients in f32 of weights in half precision, for an optimizer that
-    /// computes in f32, as those of [`optim`](crate::optim) in five bytes do. Nothing is rounded
-    /// between the sum of micro-batches, the scale of the loss, the clip, and the step. Weights in
-    /// f16 with a [loss scaler](Self::with_loss_scaler) need it.
+    /// Gives the optimizer gradients in f32, also of weights in half precision. It is for an
+    /// optimizer that computes in f32, such as those of [`optim`](crate::optim) in five bytes.
+    /// Nothing is rounded between the sum of micro-batches, the scale of the loss, the clip, and
+    /// the step. Weights in f16 with a [loss scaler](Self::with_loss_scaler) need it.
     ///
     /// A step is refused for an optimizer that computes in the type of the weight, as Burn's do.
     pub fn with_f32_gradients(mut self) -> Self {

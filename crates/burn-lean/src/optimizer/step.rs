@@ -18,10 +18,10 @@ impl ReleaseOptimizer {
     /// Runs backward from the loss, and steps each parameter of the model in it, the moment its
     /// gradient is complete. Returns the model with its new weights.
     ///
-    /// It is `loss.backward()`, `GradientsParams::from_grads` and `optim.step` of Burn in one call: a
-    /// parameter whose gradient does not come is left alone, and so is a frozen one. `lr` is a number, or
-    /// a [`ModuleLearningRate`] with rates for groups of parameters. The gradients of earlier
-    /// micro-batches ([`accumulate`](Self::accumulate)) are stepped with, too.
+    /// It is `loss.backward()`, `GradientsParams::from_grads` and `optim.step` of Burn in one call.
+    /// A parameter without a gradient does not change, and neither does a frozen one. `lr` is a
+    /// number, or a [`ModuleLearningRate`] with rates for groups of parameters. The gradients of
+    /// earlier micro-batches ([`accumulate`](Self::accumulate)) are stepped with, too.
     ///
     /// For several optimizers, and for gradients of what is in no model, see [`backward()`].
     ///

@@ -21,26 +21,26 @@ use crate::tensors::{MapTensor, Tensors};
 /// again.
 ///
 /// The gradients are those of `forward(module, input)`, bit for bit, except where
-/// `docs/exactness.md` in the repository says otherwise. With gradient release, a weight is stepped
+/// `docs/troubleshooting.md` in the repository says otherwise. With gradient release, a weight is stepped
 /// inside backward. Without it, its gradient is where Burn puts it.
 ///
-/// A tensor that needs a gradient and that `forward` reads must be in `module` or in `input`. `forward`
-/// runs twice, and must compute the same both times. Its
-/// side effects happen twice, except on running statistics (`BatchNorm`). It is kept until backward
-/// has run: what it captures it owns (`move`, and clones of what is borrowed).
+/// A tensor that needs a gradient and that `forward` reads must be in `module` or in `input`.
+/// `forward` runs twice, and must compute the same both times. Its side effects happen twice,
+/// except on running statistics (`BatchNorm`). The closure is kept until backward has run. So it
+/// owns what it captures (`move`, and clones of what is borrowed).
 ///
-/// Of a captured tensor that needs a gradient, `forward` must not make a constant (a mask, a scale,
-/// a target) by `detach()` in the end: in the second run, backward would wait for itself, for ever.
-/// Call `detach()` on the tensor before, and capture the result.
+/// `forward` must not call `detach()` on a result of a captured tensor that needs a gradient, to
+/// make a mask, a scale or a target: in the second run, backward would deadlock. Call `detach()` on
+/// the tensor before, and capture the result.
 ///
 /// Two layers side by side in one scope are a tuple of clones, which share their weights:
 /// `checkpoint(&(a.clone(), b.clone()), x, |(a, b), x| b.forward(a.forward(x)))`.
 ///
-/// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
-/// the device. So `Dropout` has other masks than without `checkpoint`, and on a GPU a device that is
-/// seeded has other numbers for scopes only after the next backward pass. No other thread may draw
-/// from the same backend meanwhile. Weights that no one has read yet are drawn by the first scope
-/// that has them, in the order of the module's fields.
+/// Random numbers are the same both times: each scope draws a seed from the device's random
+/// numbers. So `Dropout` has other masks than without `checkpoint`. If a GPU is seeded, scopes use
+/// the new seed only after the next backward pass. No other thread may draw from the same backend
+/// meanwhile. Weights that no one has read yet are drawn by the first scope that has them, in the
+/// order of the module's fields.
 ///
 /// ```
 /// # use burn::nn::{Linear, LinearConfig};
@@ -58,10 +58,10 @@ use crate::tensors::{MapTensor, Tensors};
 ///
 /// # Panics
 ///
-/// If `forward` uses a tensor that needs a gradient and is neither in `module` nor in `input`: it would
-/// get none. In a scope in another one, that is known in backward alone. Backward panics if `forward` then
-/// computes something else than the first time; where reading would wait for the device, it looks at
-/// shapes and types alone.
+/// If `forward` uses a tensor that needs a gradient and is neither in `module` nor in `input`: it
+/// would get none. A scope in another scope panics only in backward. Backward also panics if
+/// `forward` computes another result than the first time. On a GPU, where reading would wait for
+/// the device, it compares only shapes and types.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + Sync + 'static,

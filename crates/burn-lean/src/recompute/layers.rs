@@ -95,9 +95,9 @@ encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
 ///
 /// # Panics
 ///
-/// The panics of [`checkpoint`]: with an activation that has parameters, too. Burn skips the field
-/// `pwff.activation` of a layer, so a scope does not know those of a `PRelu` or a `SwiGlu`. Freeze
-/// them: `layer.pwff.activation = Activation::PRelu(prelu.no_grad())`.
+/// As [`checkpoint`], and if an activation has parameters: Burn skips the field `pwff.activation`
+/// of a layer, so a scope does not know the parameters of a `PRelu` or a `SwiGlu`. Freeze them:
+/// `layer.pwff.activation = Activation::PRelu(prelu.no_grad())`.
 pub fn checkpoint_encoder<E: EncoderLayers>(
     encoder: &E,
     hidden: Tensor<3>,

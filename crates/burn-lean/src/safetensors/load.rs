@@ -65,19 +65,20 @@ impl Weights {
         tensors.map(|(name, it)| (name.as_str(), it.dtype, it.shape.as_slice()))
     }
 
-    /// The model with these weights. Each is read when it is first needed, and replaces what the model
-    /// would draw; [`read_all`] reads them now. If the file is changed before that, reading panics.
-    /// Freeze parameters after this: those that the model has not drawn are trained.
+    /// The model with these weights. Each is read when it is first needed, and replaces what the
+    /// model would draw; [`read_all`] reads them now. If the file is changed before that, reading
+    /// panics. Freeze parameters after this call: a parameter that the model had not drawn is
+    /// trained.
     ///
-    /// `names` gives the name that a parameter has in the files, as
-    /// `model.layers.0.self_attn.q_proj.weight`, for that which it has here, as
-    /// `blocks.0.query.weight`. Parameters of normalizations are `weight` and `bias` here, as in PyTorch,
-    /// and weights of linear layers are transposed.
+    /// `names` takes the path of a parameter in the model, such as `blocks.0.query.weight`, and
+    /// returns its name in the files, such as `model.layers.0.self_attn.q_proj.weight`. Parameters
+    /// of normalizations are `weight` and `bias` here, as in PyTorch, and weights of linear layers
+    /// are transposed.
     ///
     /// # Errors
     ///
-    /// A tensor is missing, is not the model's, or has another shape; the model has parameters that are no
-    /// floats, or cannot be in this precision. The model is dropped.
+    /// A tensor is missing, is not the model's, or has another shape; the model has parameters that
+    /// are not floats, or cannot be in this precision. The model is dropped.
     pub fn load<M: Module>(
         self,
         model: M,

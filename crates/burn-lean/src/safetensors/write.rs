@@ -17,15 +17,15 @@ use super::names::{Place, check_floats};
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
 use crate::path::{Path, PathVisitor, WithPaths};
 
-/// Writes the parameters of a model into a file, which is there as a whole, or stays as it was.
+/// Writes the parameters of a model into a file. If this fails, the file is as it was before.
 ///
-/// `names` is that of [`load`](super::Weights::load). `dtype` gives the type of a tensor in the file, by
-/// that name and the parameter's own type.
+/// `names` is the same function as for [`load`](super::Weights::load). `dtype` gives the type of a
+/// tensor in the file, by that name and the parameter's own type.
 ///
 /// # Errors
 ///
-/// The file cannot be written, two parameters have one name, a type is not F32, BF16 or F16, or the model
-/// has parameters that are no floats.
+/// The file cannot be written, two parameters have one name, a type is not F32, BF16 or F16, or the
+/// model has parameters that are not floats.
 pub fn save<M: Module>(
     model: &M,
     file: impl AsRef<FilePath>,

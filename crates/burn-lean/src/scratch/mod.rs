@@ -27,9 +27,10 @@ use space::{PAGE, Place, whole_pages};
 
 /// A file for tensors, in place of memory.
 ///
-/// Tensors in it are ordinary tensors of Flex: the system reads what a step needs, and writes what it has
-/// changed. So weights and optimizer states may be larger than memory. The file has no name. It is gone
-/// when the last tensor in it is dropped, or when the process ends, by whatever end.
+/// Tensors in it are ordinary tensors of Flex: the system reads what a step needs, and writes what
+/// it has changed. So weights and optimizer states may be larger than memory. The file has no name.
+/// The file is gone when its last tensor is dropped, or when the process ends, even if it is
+/// killed.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -85,12 +86,12 @@ impl Scratch {
         })
     }
 
-    /// Keeps about so many bytes of the file in memory: reads ahead what the next layers need, and lets
-    /// go of what they do not. Without it, the system decides alone.
+    /// Keeps about `bytes` of the file in memory. It reads ahead what the next layers need, and
+    /// frees the rest. Without this call, the system decides what stays in memory.
     ///
-    /// The order is that of the last step, as far as scopes ([`checkpoint`](crate::checkpoint)) and
-    /// optimizer steps tell it. What the file has in memory at the same time as everything else in the
-    /// process must be below a limit of the system.
+    /// The order is the order of the last step, as scopes ([`checkpoint`](crate::checkpoint)) and
+    /// optimizer steps report it. If the system limits the memory of the process, this part of the
+    /// file counts too.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl Scratch {
         })
     }
 
-    /// Adds space to the file before it is needed. The file grows by itself, too; but then a full disk
-    /// ends a step, and not the preparation.
+    /// Takes space on the disk before it is needed. Without this call, the file grows in a step,
+    /// and a full disk panics there.
     ///
     /// # Errors
     ///
@@ -123,12 +124,13 @@ impl Scratch {
         }
     }
 
-    /// Puts the parameters of a model into the file, one after the other. Those that nobody has read yet
-    /// are drawn, so the model is never in memory as a whole. Parameters that are smaller than a page
-    /// (4096 bytes) stay in memory, and those that are in the file already stay in their place.
+    /// Puts the parameters of a model into the file, one after the other. A parameter that nobody
+    /// has read yet is drawn, so the model is never in memory as a whole. Parameters that are
+    /// smaller than a page (4096 bytes) stay in memory. Parameters that are in the file already
+    /// stay there.
     ///
-    /// All else is as before: the model can be trained, saved, cloned and dropped. What makes new
-    /// tensors, as a cast or a loaded record does, makes them in memory: place the model again, or let the
+    /// The model can be trained, saved, cloned and dropped as before. A cast or a loaded record
+    /// makes new tensors in memory: place the model again, or let the
     /// [optimizer](crate::optim::InScratch) do it in its next step.
     ///
     /// # Errors
@@ -300,9 +302,9 @@ impl Scratch {
 /// The bytes of tensors in a [`Scratch`] file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchUsage {
-    /// Those of tensors, in whole pages of 4096 bytes.
+    /// Bytes of tensors in the file, in whole pages of 4096 bytes.
     pub in_use: u64,
-    /// Those that the file takes on the disk.
+    /// Bytes that the file takes on the disk.
     pub reserved: u64,
 }
 

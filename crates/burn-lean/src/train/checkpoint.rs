@@ -6,8 +6,8 @@ use burn::train::metric::store::EventStoreClient;
 /// A [`CheckpointingStrategy`] whose checkpoints are on disk before the next epoch begins.
 ///
 /// Burn writes a checkpoint on other threads while training goes on. Until it is written, its
-/// record holds the weights and the optimizer's states of the epoch before, beside those that the
-/// steps write: with Adam up to three times the parameters. Where that is too much, put this around
+/// record holds the weights and states of the last epoch, while steps write new ones. With Adam,
+/// this adds up to three times the size of the parameters. Where that is too much, put this around
 /// the strategy, as the outermost one.
 ///
 /// If the strategy deletes nothing after it saves, this one deletes epoch 0, which does not exist. A

@@ -91,13 +91,13 @@ impl GradientReleaseStrategy {
 
     /// Trains replicas of the model, one in each process, with the mean of their gradients.
     ///
-    /// Every process builds the same learner, with the same model
-    /// ([`DataParallel::broadcast`]) or the same checkpoint, and a data loader with its share of the
-    /// items. All of them iterate equally often. The first one validates, stops early and saves
-    /// checkpoints, with the optimizer states of all. Each trains with a folder of its own for its
-    /// logs; its metrics of training are those of its share. At the end of an epoch they compare what
-    /// is trained, and all take over the running statistics of the first one. An interruption of any
-    /// of them stops all after the iteration.
+    /// Every process builds the same learner, with the same model ([`DataParallel::broadcast`]) or
+    /// the same checkpoint, and a data loader with its share of the items. All of them iterate
+    /// equally often. The first one validates, stops early and saves checkpoints, with the
+    /// optimizer states of all. Each process has its own folder of logs. Its training metrics cover
+    /// its own share. At the end of an epoch they compare what is trained, and all take over the
+    /// running statistics of the first one. An interruption of any of them stops all after the
+    /// iteration.
     ///
     /// # Panics
     ///

@@ -120,8 +120,8 @@ pub fn checked_checkpointers<M: LearnerModel>(
     with(training, directory.as_ref(), |checkpointer| checkpointer)
 }
 
-/// The same with what tells this run from others: the text of the settings that do not change when
-/// it is resumed. What another run has saved is refused.
+/// The same, with a text that identifies this run: the settings that do not change when it is
+/// resumed. Checkpoints of another run are refused.
 pub fn checked_checkpointers_of_run<M: LearnerModel>(
     training: SupervisedTraining<M>,
     directory: impl AsRef<Path>,
