@@ -2,7 +2,7 @@
 
 /// Why a call was refused. A refused call has changed nothing, unless the error says so.
 ///
-/// The text of an error says what to do. `docs/troubleshooting.md` in the repository has more about each.
+/// The text of an error says what to do. `docs/troubleshooting.md` in the repository has more about some.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
