@@ -1,7 +1,5 @@
 //! Gradients accumulated over micro-batches in a hand-written loop: Burn's sums. (Their memory: [`lean_optim`](crate::lean_optim).)
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::module::list_param_ids;
 
 use crate::harness::prelude::*;
@@ -14,12 +12,14 @@ fn plain<S: Scenario>(start: &Start, recipe: &impl Recipe, [n, windows]: [u64; 2
     for window in 0..windows {
         let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..n {
-            let loss = S::loss::<P>(&model, start.size(), window * n + micro_batch);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let grads = gradients(
+                &model,
+                S::loss::<P>(&model, start.size(), window * n + micro_batch),
+            );
             accumulator.accumulate(&model, grads);
         }
         model = optim.step(RATE, model, accumulator.grads());
-        weights.push(Weights::of::<P, _>(&model));
+        weights.push(Weights::of(&model));
     }
     weights
 }
@@ -41,8 +41,10 @@ fn release<S: Scenario>(
             } else {
                 optim.arm_accumulated(RATE, model, accumulator.grads())
             };
-            let loss = S::loss::<R>(&model, start.size(), window * n + micro_batch - 1);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let grads = gradients(
+                &model,
+                S::loss::<R>(&model, start.size(), window * n + micro_batch - 1),
+            );
             assert!(grads.is_empty(), "every gradient is added inside backward");
             if micro_batch < n {
                 accumulator.accumulate(&model, grads);
@@ -52,7 +54,7 @@ fn release<S: Scenario>(
         }
         let [_, _, ordinary, unused] = outcomes(&optim.last_step().expect("a step"));
         assert_eq!([ordinary, unused], [0, 0]);
-        weights.push(Weights::of::<R, _>(&model));
+        weights.push(Weights::of(&model));
     }
     weights
 }
@@ -112,7 +114,7 @@ impl Bench {
     }
 
     fn gradients(&self, micro_batch: u64) -> GradientsParams {
-        GradientsParams::from_grads(self.loss(micro_batch).backward(), &self.model)
+        gradients(&self.model, self.loss(micro_batch))
     }
 
     fn accumulate(&mut self, grads: GradientsParams) {
@@ -126,7 +128,7 @@ impl Bench {
         self.model = self.optim.arm_accumulated(RATE, self.model, sums);
         let grads = self.gradients(n - 1);
         let model = self.optim.step(RATE, self.model, grads);
-        Weights::of::<R, _>(&model).assert_same(&window(&self.start, n), "the window");
+        Weights::of(&model).assert_same(&window(&self.start, n), "the window");
     }
 }
 
@@ -142,7 +144,7 @@ fn the_sums_survive_every_call() {
     bench.arm();
     let loss = bench.loss(0);
     bench.arm();
-    let grads = GradientsParams::from_grads(loss.backward(), &bench.model);
+    let grads = gradients(&bench.model, loss);
     assert!(grads.is_empty());
     bench.accumulate(grads);
     // Armed twice, with a forward pass that nobody comes back from.
@@ -154,7 +156,7 @@ fn the_sums_survive_every_call() {
     bench.arm();
     let loss = bench.loss(1);
     bench.accumulate(GradientsParams::new());
-    let grads = GradientsParams::from_grads(loss.backward(), &bench.model);
+    let grads = gradients(&bench.model, loss);
     assert!(!grads.is_empty());
     bench.accumulate(grads);
     // A fork that leaves everything out.
@@ -174,7 +176,7 @@ fn arming_again_keeps_the_gradients_it_was_armed_with() {
     bench.model = bench.optim.arm_accumulated(RATE, bench.model, second);
     let grads = bench.gradients(2);
     let model = bench.optim.step(RATE, bench.model, grads);
-    Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 3), "three micro-batches");
+    Weights::of(&model).assert_same(&window(&bench.start, 3), "three micro-batches");
 }
 
 /// Burn steps a layer that is frozen after an earlier micro-batch, with the gradient that it has.
@@ -192,8 +194,7 @@ fn a_layer_frozen_in_mid_window_is_stepped_with_its_sum() {
         if micro_batch == 1 {
             plain = frozen(plain);
         }
-        let loss = Mlp::loss::<P>(&plain, Size::Small, micro_batch);
-        let grads = GradientsParams::from_grads(loss.backward(), &plain);
+        let grads = gradients(&plain, Mlp::loss::<P>(&plain, Size::Small, micro_batch));
         sums.accumulate(&plain, grads);
     }
     let plain = AdamConfig::new().init().step(RATE, plain, sums.grads());
@@ -204,7 +205,7 @@ fn a_layer_frozen_in_mid_window_is_stepped_with_its_sum() {
         .arm_accumulated(RATE, frozen(bench.model), first);
     let grads = bench.gradients(1);
     let model = bench.optim.step(RATE, bench.model, grads);
-    Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), "the window");
+    Weights::of(&model).assert_same(&Weights::of(&plain), "the window");
 }
 
 /// The weights do not change while gradients are summed, so two losses may be two backward passes:
@@ -212,16 +213,16 @@ fn a_layer_frozen_in_mid_window_is_stepped_with_its_sum() {
 #[test]
 fn a_micro_batch_may_run_backward_twice_and_leaves_the_weights() {
     let mut bench = bench();
-    let before = Weights::of::<R, _>(&bench.model);
+    let before = Weights::of(&bench.model);
     bench.arm();
     let (first, second) = (bench.gradients(0), bench.gradients(1));
     assert!(first.is_empty() && !second.is_empty());
-    Weights::of::<R, _>(&bench.model).assert_same(&before, "after backward");
+    Weights::of(&bench.model).assert_same(&before, "after backward");
     bench.accumulate(second);
-    Weights::of::<R, _>(&bench.model).assert_same(&before, "after accumulating");
+    Weights::of(&bench.model).assert_same(&before, "after accumulating");
     let sums = bench.accumulator.grads();
     let model = bench.optim.step(RATE, bench.model, sums);
-    Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 2), "both");
+    Weights::of(&model).assert_same(&window(&bench.start, 2), "both");
 }
 
 /// The sums of one model stay when another is armed.
@@ -256,37 +257,23 @@ fn an_accumulator_armed_with_another_model_keeps_the_sums_of_the_first() {
 fn misuse_is_refused_and_changes_nothing() {
     let mut bench = bench();
     bench.arm();
-
-    let refused = bench.optim.try_arm(RATE, bench.model).expect_err("armed");
-    let (model, error) = refused.into_parts();
-    assert!(matches!(error, ReleaseError::ArmedElsewhere { .. }));
-    bench.model = model;
+    let armed = bench.optim.try_arm(RATE, bench.model);
+    (bench.model, _) = refused!(armed, ReleaseError::ArmedElsewhere { .. });
 
     let grads = bench.gradients(0);
-    let refused = bench
-        .accumulator
-        .try_arm(bench.model)
-        .expect_err("not ended");
-    let (model, error) = refused.into_parts();
-    let (added, armed) = (6, 6);
-    assert_eq!(error, ReleaseError::NotAccumulated { added, armed });
-    assert!(error.to_string().contains("call `accumulate`"), "{error}");
-    bench.model = model;
-    let caught = catch_unwind(AssertUnwindSafe(|| bench.accumulator.grads()));
-    assert!(caught.is_err(), "the sums are with the model");
+    let armed = bench.accumulator.try_arm(bench.model);
+    (bench.model, _) = refused!(armed,
+        error @ ReleaseError::NotAccumulated { added: 6, armed: 6 }
+            if error.to_string().contains("call `accumulate`"));
+    panic_of(|| bench.accumulator.grads());
 
     // Not held by the model, as a gradient of each parameter is: the call alone has them.
     let second = bench.gradients(1);
     assert!(grads.is_empty() && !second.is_empty());
     let other = Mlp::init::<R>(Size::Small, &Default::default());
-    let refused = bench
-        .accumulator
-        .try_accumulate(&other, second)
-        .expect_err("another model");
-    let error = refused.error();
-    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
-
-    bench.accumulate(refused.into_given().1);
+    let accumulated = bench.accumulator.try_accumulate(&other, second);
+    let ((), second) = refused!(accumulated, ReleaseError::WrongModel { .. });
+    bench.accumulate(second);
     bench.finishes_as_burn(3);
 }
 
@@ -295,14 +282,11 @@ fn gradients_thrown_away_are_refused() {
     let mut bench = bench();
     bench.arm();
     drop(bench.loss(0).backward());
-    let refused = bench
-        .accumulator
-        .try_accumulate(&bench.model, GradientsParams::new())
-        .expect_err("plain Burn would accumulate nothing");
-    let error = refused.error();
-    assert!(matches!(error, ReleaseError::Unclaimed { .. }));
-    assert!(error.to_string().contains("from_grads"), "{error}");
-    assert!(error.to_string().contains("a new accumulator"), "{error}");
+    // Plain Burn would accumulate nothing.
+    let none = GradientsParams::new();
+    let accumulated = bench.accumulator.try_accumulate(&bench.model, none);
+    let is_told = |text: &str| text.contains("from_grads") && text.contains("a new accumulator");
+    refused!(accumulated, error @ ReleaseError::Unclaimed { .. } if is_told(&error.to_string()));
 }
 
 /// The sums of a backward that panicked have this micro-batch in part.
@@ -318,16 +302,11 @@ fn a_panic_half_way_makes_the_sums_useless() {
     layers.push(last.clone());
     let model = MlpModel { layers };
 
-    let caught = catch_unwind(AssertUnwindSafe(|| {
-        Mlp::loss::<R>(&model, Size::Small, 0).backward()
-    }));
-    assert!(caught.is_err(), "the optimizer fails at the first layer");
-    let refused = accumulator
-        .try_accumulate(&last, GradientsParams::new())
-        .expect_err("half done");
-    let error = refused.error();
-    assert_eq!(*error, ReleaseError::HalfAccumulated { added: 2, armed: 2 });
-    assert!(error.to_string().contains("begin the window anew"));
+    // The optimizer fails at the first layer.
+    panic_of(|| Mlp::loss::<R>(&model, Size::Small, 0).backward());
+    let accumulated = accumulator.try_accumulate(&last, GradientsParams::new());
+    refused!(accumulated, error @ ReleaseError::HalfAccumulated { added: 2, armed: 2 }
+        if error.to_string().contains("begin the window anew"));
     assert!(accumulator.try_arm(last).is_err());
 }
 
@@ -343,10 +322,8 @@ fn a_new_accumulator_begins_the_window_anew() {
     bench.arm();
     let loss = bench.loss(1);
     panic_of(|| loss.backward());
-    let refused = bench.accumulator.try_arm(bench.model);
-    let (model, error) = refused.expect_err("half done").into_parts();
-    assert!(matches!(error, ReleaseError::HalfAccumulated { .. }));
-    bench.model = model;
+    let armed = bench.accumulator.try_arm(bench.model);
+    (bench.model, _) = refused!(armed, ReleaseError::HalfAccumulated { .. });
     bench.accumulator = ReleaseAccumulator::new();
     for micro_batch in 0..2 {
         bench.arm();

@@ -63,7 +63,7 @@ impl Reference {
         for step in 0..STEPS {
             let loss = loss(&model, step);
             model = ordinary_step(RATE, model, &mut optim, loss);
-            weights.push(Weights::of::<P, _>(&model));
+            weights.push(Weights::of(&model));
             states.push(readable::<P, _>(Optimizer::<_, P>::to_record(&optim)));
         }
         Self {
@@ -105,7 +105,7 @@ impl Reference {
                 model = (to.step)(&mut optim, model, step);
                 let context = format!("{context}, after step {step}");
                 let (weights, state) = (&self.weights[step as usize], &self.states[step as usize]);
-                Weights::of::<B, _>(&model).assert_same(weights, &context);
+                Weights::of(&model).assert_same(weights, &context);
                 assert_eq!(readable::<B, _>(optim.to_record()), *state, "{context}");
             }
         }

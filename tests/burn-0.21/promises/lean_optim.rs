@@ -70,7 +70,7 @@ fn peak_of_micro_batches(
         model = run(model, micro_batch);
     }
     let peak = ALLOCATIONS.peak_usage() - floor;
-    (peak, Weights::of::<R, _>(&model))
+    (peak, Weights::of(&model))
 }
 
 #[test]
@@ -97,8 +97,7 @@ fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
                 true => optim.arm_accumulated(RATE, model, sums.grads()),
                 false => sums.arm(model),
             };
-            let loss = Mlp::loss::<R>(&model, Size::Large, step);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let grads = gradients(&model, Mlp::loss::<R>(&model, Size::Large, step));
             if is_last {
                 return optim.step(RATE, model, grads);
             }
@@ -117,7 +116,7 @@ fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
             let loss = Mlp::loss::<P>(&model, Size::Large, micro_batch);
             model = ordinary_step(RATE, model, &mut plain, loss);
         }
-        found.assert_same(&Weights::of::<P, _>(&model), "after two steps");
+        found.assert_same(&Weights::of(&model), "after two steps");
     });
 }
 

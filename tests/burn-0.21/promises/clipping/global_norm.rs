@@ -1,7 +1,5 @@
 //! Clipping by the global norm in two backward passes.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::Distribution;
 use burn_gradient_release::TwoPasses;
@@ -13,7 +11,7 @@ const STEPS: u64 = 8;
 
 fn plain_grads<S: Scenario>(model: &S::Model<P>, step: u64) -> GradientsParams {
     let loss = S::loss::<P>(model, Size::Small, step);
-    GradientsParams::from_grads(loss.backward(), model)
+    gradients(model, loss)
 }
 
 /// A norm that some steps of the run exceed and some do not.
@@ -54,7 +52,7 @@ fn equals_plain<S: Scenario>(recipe: &impl Recipe, ways: &[Way]) {
             let mut grads = plain_grads::<S>(&plain, step);
             let norm = clip_global::<P, _>(&plain, &mut grads, max_norm);
             plain = optim.step(RATE, plain.clone(), grads);
-            (norm, Weights::of::<P, _>(&plain))
+            (norm, Weights::of(&plain))
         })
         .collect();
     let clipped = expected.iter().filter(|(norm, _)| *norm > max_norm).count();
@@ -80,7 +78,7 @@ fn equals_plain<S: Scenario>(recipe: &impl Recipe, ways: &[Way]) {
                 (model, _) = optim.two_passes(RATE, model, loss);
             }
             let context = format!("{way:?}, step {step}");
-            Weights::of::<R, _>(&model).assert_same(expected, &context);
+            Weights::of(&model).assert_same(expected, &context);
             let report = optim.last_step().unwrap();
             match way {
                 Way::Ordinary => assert_eq!(report.count(Outcome::Ordinary), parameters),
@@ -138,28 +136,6 @@ impl<B: AutodiffBackend> Noisy<B> {
     }
 }
 
-/// A draw without Burn's tensors: the running means are those of before both passes.
-#[test]
-fn a_refused_step_leaves_running_means() {
-    let optim = AdamWConfig::new().init().with_gradient_release();
-    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-    let mut draws = 0;
-    let differs = |model: &Noisy<R>| {
-        draws += 1;
-        model.loss(draws)
-    };
-    let model = Noisy::<R>::new();
-    let sums = GradientsParams::from_grads(model.loss(0).backward(), &model);
-    let (before, held) = (model.norm.running_mean.value_sync().into_data(), sums.len());
-    let refused = optim.try_two_passes(RATE, model, sums, differs);
-    let refused = refused.unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotRepeatable);
-    let (model, sums) = refused.into_given();
-    assert_eq!(sums.len(), held, "handed back");
-    let after = model.norm.running_mean.value_sync();
-    after.into_data().assert_eq(&before, true);
-}
-
 /// Alone: the random numbers of a backend are the process's.
 #[test]
 fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
@@ -171,11 +147,10 @@ fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
         <P as Backend>::seed(&device, 3);
         let mut expected = Vec::new();
         for step in 0..6 {
-            let loss = plain.loss(step);
-            let mut grads = GradientsParams::from_grads(loss.backward(), &plain);
+            let mut grads = gradients(&plain, plain.loss(step));
             clip_global::<P, _>(&plain, &mut grads, max_norm);
             plain = plain_optim.step(RATE, plain, grads);
-            expected.push(Weights::of::<P, _>(&plain));
+            expected.push(Weights::of(&plain));
         }
 
         for recompute in [Recompute::None, Recompute::Automatic] {
@@ -189,7 +164,7 @@ fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
             for (step, expected) in expected.iter().enumerate() {
                 (model, _) = optim.two_passes(RATE, model, |model| model.loss(step as u64));
                 let context = format!("{recompute:?}, step {step}");
-                Weights::of::<R, _>(&model).assert_same(expected, context);
+                Weights::of(&model).assert_same(expected, context);
             }
         }
     });
@@ -207,7 +182,7 @@ fn a_step_in_two_passes_within_another() {
             inner();
             Mlp::loss::<R>(model, Size::Small, 0)
         });
-        Weights::of::<R, _>(&model)
+        Weights::of(&model)
     };
     let expected = step(&|| {});
     let inner = || drop(step(&|| {}));
@@ -236,8 +211,7 @@ fn sums_of_micro_batches_are_clipped_as_a_whole() {
             for micro in 0..held {
                 sums.accumulate(&plain, plain_grads::<S>(&plain, 10 * step + micro));
             }
-            let loss = last(&plain, 10 * step + held);
-            sums.accumulate(&plain, GradientsParams::from_grads(loss.backward(), &plain));
+            sums.accumulate(&plain, gradients(&plain, last(&plain, 10 * step + held)));
             let mut grads = sums.grads();
             let norm = clip_global::<P, _>(&plain, &mut grads, max_norm);
             assert!(norm > max_norm, "{norm}");
@@ -245,14 +219,13 @@ fn sums_of_micro_batches_are_clipped_as_a_whole() {
 
             for micro in 0..held {
                 model = release_sums.arm(model);
-                let loss = S::loss::<R>(&model, Size::Small, 10 * step + micro);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                let grads = gradients(&model, S::loss::<R>(&model, Size::Small, 10 * step + micro));
                 release_sums.accumulate(&model, grads);
             }
             let sums = release_sums.grads();
             let last = |model: &_| released_last(model, 10 * step + held);
             (model, _) = optim.try_two_passes(RATE, model, sums, last).unwrap();
-            Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
+            Weights::of(&model).assert_same(&Weights::of(&plain), step);
             assert_eq!(optim.last_step().unwrap().grad_norm(), Some(norm));
         }
     }
@@ -304,124 +277,111 @@ fn takes_no_more_memory_than_one_pass() {
     });
 }
 
-/// A forward pass that is another one the second time. By hand, as the Learner does it, backward is
-/// inside of the passes, and would step with the second loss.
+/// By their losses, or by what they draw. Weights and running means are those of before both passes.
 #[test]
 fn passes_that_differ_are_refused() {
-    type S = Mlp;
-    let start = Start::new::<S>(Size::Small);
-    let before = Weights::of::<R, _>(&start.model::<S, R>());
-    for (by_hand, recompute) in [
-        (false, Recompute::None),
-        (true, Recompute::None),
-        (true, Recompute::Automatic),
-    ] {
-        let mut model = start.model::<S, R>();
-        let optim = SgdConfig::new().init().with_gradient_release();
-        let optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-        let mut optim = optim.with_recompute(recompute);
-        if by_hand {
-            let armed = optim.try_arm_to_measure(model, GradientsParams::new());
-            model = armed.unwrap_or_else(|refused| panic!("{refused}"));
-            let backward = |model: &_, step| {
-                let loss = S::loss::<R>(model, Size::Small, step);
-                GradientsParams::from_grads(loss.backward(), model)
-            };
-            let (grads, mut passes) = TwoPasses::first(&model, || backward(&model, 0));
-            optim.try_measured(&model, grads).unwrap();
-            model = optim.arm(RATE, model);
-            let second = AssertUnwindSafe(|| passes.second(model.clone(), || backward(&model, 1)));
-            let payload = catch_unwind(second).map(drop).unwrap_err();
-            let text = payload.downcast_ref::<String>().expect("a text");
-            assert!(
-                text.contains(&ReleaseError::NotRepeatable.to_string()),
-                "{text}"
-            );
-            assert!(
-                text.contains("This backward has changed no weight"),
-                "{text}"
-            );
-            model = optim.disarm(model);
-        } else {
-            let mut step = 0;
-            let differs = |model: &_| {
-                step += 1;
-                S::loss::<R>(model, Size::Small, step)
-            };
-            let sums = GradientsParams::new();
-            let refused = optim
-                .try_two_passes(RATE, model, sums, differs)
-                .unwrap_err();
-            assert_eq!(*refused.error(), ReleaseError::NotRepeatable);
-            model = refused.into_model();
+    let mut optim = clipping::<Noisy<R>>();
+    let model = Noisy::<R>::new();
+    let sums = gradients(&model, model.loss(0));
+    // Burn keeps the last update of running statistics aside until they are read.
+    let settled = |model: &Noisy<R>| {
+        model.norm.running_mean.value_sync();
+        model.norm.running_var.value_sync();
+        Weights::of(model)
+    };
+    let (before, held) = (settled(&model), sums.len());
+    let mut draws = 0;
+    let differs = |model: &Noisy<R>| {
+        draws += 1;
+        model.loss(draws)
+    };
+    let stepped = optim.try_two_passes(RATE, model, sums, differs);
+    let (model, sums) = refused!(stepped, ReleaseError::NotRepeatable);
+    assert_eq!(sums.len(), held, "handed back");
+
+    // The loss is the same, and the last draw is missing.
+    let mut is_first = true;
+    let draws_less = |model: &Noisy<R>| {
+        let loss = model.loss(0);
+        if std::mem::take(&mut is_first) {
+            draw();
         }
-        Weights::of::<R, _>(&model).assert_same(&before, "refused");
-        let (model, _) = optim.two_passes(RATE, model, |model| S::loss::<R>(model, Size::Small, 0));
-        Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
+        loss
+    };
+    let stepped = optim.try_two_passes(RATE, model, sums, draws_less);
+    let (model, _) = refused!(stepped, ReleaseError::NotRepeatable);
+    settled(&model).assert_same(&before, "refused");
+    let (model, _) = optim.two_passes(RATE, model, |model| model.loss(0));
+    Weights::of(&model).assert_moved(&before, "after the refusal");
+}
+
+/// By hand, as the Learner does it, backward is inside of the passes, and would step with the second
+/// loss. A pass that draws less has the same loss, which does not depend on it.
+#[test]
+fn passes_by_hand_that_differ_are_refused() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let policies = [Recompute::None, Recompute::Automatic];
+    for (recompute, draws_less) in policies
+        .into_iter()
+        .flat_map(|of| [(of, false), (of, true)])
+    {
+        let mut optim = clipping().with_recompute(recompute);
+        let model = start.model::<Mlp, R>();
+        let before = Weights::of(&model);
+        let armed = optim.try_arm_to_measure(model, GradientsParams::new());
+        let model = armed.expect("nothing is armed");
+        let pass = |model: &_, is_first: bool| {
+            if is_first && draws_less {
+                draw();
+            }
+            let step = u64::from(!is_first && !draws_less);
+            let grads = gradients(model, Mlp::loss::<R>(model, Size::Small, step));
+            // What is drawn later changes no gradient.
+            draw();
+            grads
+        };
+        let (grads, mut passes) = TwoPasses::first(&model, || pass(&model, true));
+        optim.try_measured(&model, grads).expect("measured");
+        let model = optim.arm(RATE, model);
+        let text = panic_of(|| passes.second(model.clone(), || pass(&model, false)));
+        for part in [
+            &ReleaseError::NotRepeatable.to_string(),
+            "This backward has changed no weight",
+        ] {
+            assert!(text.contains(part), "{recompute:?}, {draws_less}: {text}");
+        }
+        let model = optim.disarm(model);
+        Weights::of(&model).assert_same(&before, "refused");
+        let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, 0);
+        let (model, _) = optim.two_passes(RATE, model, loss);
+        Weights::of(&model).assert_moved(&before, "after the refusal");
     }
+}
+
+/// A random tensor that changes no loss.
+fn draw() -> Tensor<R, 1> {
+    Tensor::random([4], Distribution::Default, &Default::default())
+}
+
+fn clipping<M: AutodiffModule<R>>() -> ReleaseOptimizer<Sgd<Flex>, M, R> {
+    let optim = SgdConfig::new().init().with_gradient_release();
+    optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 })
 }
 
 /// Sums are handed back, and the forward pass does not run, where the rate alone refuses.
 #[test]
 fn a_wrong_rate_is_refused_before_the_first_pass() {
-    let start = Start::new::<Mlp>(Size::Small);
-    let owned = ReleaseError::OwnedLearningRate {
-        owned: RATE,
-        given: 2.0 * RATE,
-    };
-    let out_of_range = ReleaseError::OutOfRange {
-        setting: "the learning rate".into(),
-        value: -RATE,
-    };
-    for (owns, given, expected) in [(true, 2.0 * RATE, owned), (false, -RATE, out_of_range)] {
-        let optim = SgdConfig::new().init().with_gradient_release();
-        let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-        if owns {
-            optim = optim.with_learning_rate(RATE);
-        }
-        let model = start.model::<Mlp, R>();
-        let sums = Mlp::loss::<R>(&model, Size::Small, 0).backward();
-        let sums = GradientsParams::from_grads(sums, &model);
-        let forward = |_: &_| unreachable!("refused before");
-        let refused = optim.try_two_passes(given, model, sums, forward);
-        let refused = refused.unwrap_err();
-        assert_eq!(*refused.error(), expected);
-        assert!(!refused.into_given().1.is_empty(), "handed back");
-    }
-}
+    use ReleaseError::{OutOfRange, OwnedLearningRate};
 
-/// From the same loss, which does not depend on them: nothing is stepped when it is noticed.
-#[test]
-fn a_second_pass_that_draws_less_is_refused() {
-    type S = Mlp;
-    let start = Start::new::<S>(Size::Small);
-    let before = Weights::of::<R, _>(&start.model::<S, R>());
-    let optim = SgdConfig::new().init().with_gradient_release();
-    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-    let armed = optim.try_arm_to_measure(start.model::<S, R>(), GradientsParams::new());
-    let model = armed.unwrap_or_else(|refused| panic!("{refused}"));
-    let draw = || Tensor::<R, 1>::random([4], Distribution::Default, &Default::default());
-    let backward = |model: &_| {
-        let loss = S::loss::<R>(model, Size::Small, 0);
-        let grads = GradientsParams::from_grads(loss.backward(), model);
-        // What is drawn later changes no gradient.
-        draw();
-        grads
-    };
-    let (grads, mut passes) = TwoPasses::first(&model, || {
-        draw();
-        backward(&model)
-    });
-    optim.try_measured(&model, grads).unwrap();
-    let model = optim.arm(RATE, model);
-    let second = AssertUnwindSafe(|| passes.second(model.clone(), || backward(&model)));
-    let payload = catch_unwind(second).map(drop).unwrap_err();
-    let text = payload.downcast_ref::<String>().expect("a text");
-    assert!(text.contains("drew other random numbers"), "{text}");
-    assert!(
-        text.contains("This backward has changed no weight"),
-        "{text}"
-    );
-    let model = optim.disarm(model);
-    Weights::of::<R, _>(&model).assert_same(&before, "refused");
+    let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let sums = gradients(&model, Mlp::loss::<R>(&model, Size::Small, 0));
+    let forward = |_: &_| unreachable!("refused before");
+    let mut optim = clipping().with_learning_rate(RATE);
+    let stepped = optim.try_two_passes(2.0 * RATE, model, sums, forward);
+    let (model, sums) = refused!(stepped,
+        OwnedLearningRate { owned, given } if [*owned, *given] == [RATE, 2.0 * RATE]);
+    let stepped = clipping().try_two_passes(-RATE, model, sums, forward);
+    let (_, sums) = refused!(stepped,
+        OutOfRange { setting, value } if setting == "the learning rate" && *value == -RATE);
+    assert!(!sums.is_empty(), "handed back");
 }

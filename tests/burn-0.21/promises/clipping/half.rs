@@ -4,43 +4,10 @@ use burn::tensor::DType;
 use burn_gradient_release::{AdaptiveClippingConfig, LossScalerConfig};
 use burn_gradient_release_optim::InOnePass;
 
+use super::vector::{Vector, rounded, sgd};
 use crate::harness::prelude::*;
 
-#[derive(Module, Debug)]
-struct Vector<B: Backend> {
-    weight: Param<Tensor<B, 1>>,
-}
-
-type Optim = ReleaseOptimizer<Sgd<Flex>, Vector<R>, R>;
-
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
-
-fn tensor(numbers: &[f64], dtype: DType) -> Tensor<R, 1> {
-    Tensor::from_data(TensorData::from(numbers), (&Default::default(), dtype))
-}
-
-fn numbers(tensor: Tensor<R, 1>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
-}
-
-/// The nearest numbers of the type.
-fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
-    numbers(tensor(values, dtype))
-}
-
-fn model(weight: &[f64], dtype: DType) -> Vector<R> {
-    Vector {
-        weight: Param::from_tensor(tensor(weight, dtype)),
-    }
-}
-
-fn loss(model: &Vector<R>, grad: &[f64], dtype: DType) -> Tensor<R, 1> {
-    (model.weight.val() * tensor(grad, dtype)).sum()
-}
-
-fn sgd() -> Optim {
-    SgdConfig::new().init().with_gradient_release()
-}
 
 /// The square of 300 is no number of `f16`.
 #[test]
@@ -49,9 +16,9 @@ fn adaptive_clipping_is_right() {
     for dtype in HALVES {
         for (weight, grad) in [(0.5, 300.0), (300.0, 300.0), (300.0, 60_000.0)] {
             let mut optim = sgd().with_norm_clipping(clipping);
-            let model = model(&[weight; 64], dtype);
-            let loss = |model: &_| loss(model, &[grad; 64], dtype);
-            let found = numbers(armed_step(1.0, model, &mut optim, loss).weight.val());
+            let model = Vector::new(&[weight; 64], dtype);
+            let loss = |model: &Vector<R>| model.loss(&[grad; 64]);
+            let found = armed_step(1.0, model, &mut optim, loss).numbers();
             // The gradient is scaled to a hundredth of the weight, and both are rounded.
             let step = rounded(&[0.01 * weight], dtype)[0];
             let right = rounded(&[weight - step], dtype)[0];
@@ -65,10 +32,10 @@ fn adaptive_clipping_is_right() {
 fn clipping_of_one_gradient_is_right() {
     let clipping = Some(GradientClippingConfig::Norm(1.0));
     let clipped = SgdConfig::new().with_gradient_clipping(clipping.clone());
-    let clipped = || -> Optim { clipped.init().with_gradient_release() };
+    let clipped = || clipped.init().with_gradient_release();
     for dtype in HALVES {
-        let zeros = || model(&[0.0; 64], dtype);
-        let loss = |model: &_| loss(model, &[300.0; 64], dtype);
+        let zeros = || Vector::new(&[0.0; 64], dtype);
+        let loss = |model: &Vector<R>| model.loss(&[300.0; 64]);
         let armed = armed_step(1.0, zeros(), &mut clipped(), loss);
         let start = zeros();
         let ordinary = loss(&start);
@@ -82,7 +49,7 @@ fn clipping_of_one_gradient_is_right() {
         let in_pass = armed_step(1.0, zeros(), &mut in_pass.with_gradient_release(), loss);
         for stepped in [armed, ordinary, in_pass, in_group] {
             // The norm is 2400.
-            assert_eq!(numbers(stepped.weight.val()), [-0.125; 64], "{dtype:?}");
+            assert_eq!(stepped.numbers(), [-0.125; 64], "{dtype:?}");
         }
     }
 }
@@ -97,11 +64,11 @@ fn a_clipped_gradient_is_rounded_once() {
         let clipped: Vec<f64> = grad.iter().map(|x| -x / (norm + 1e-6)).collect();
         let right = rounded(&clipped, dtype);
         let mut optim = sgd().with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-        let zeros = model(&[0.0; 40], dtype);
-        let (model, _) = optim.two_passes(1.0, zeros, |model| loss(model, &grad, dtype));
+        let zeros = Vector::new(&[0.0; 40], dtype);
+        let (model, _) = optim.two_passes(1.0, zeros, |model| model.loss(&grad));
         let found = optim.last_step().unwrap().grad_norm().unwrap();
         assert!((found - norm).abs() < 1e-3, "{found} {norm}");
-        assert_eq!(numbers(model.weight.val()), right, "{dtype:?}");
+        assert_eq!(model.numbers(), right, "{dtype:?}");
     }
 }
 
@@ -123,10 +90,9 @@ fn a_gradient_is_unscaled_and_clipped_before_it_is_rounded() {
             factor = max_norm / (norm + 1e-6);
         }
         let right: Vec<f64> = unscaled.iter().map(|x| -x * factor).collect();
-        let zeros = model(&[0.0; 40], dtype);
-        let (model, _) =
-            optim.two_passes(1.0, zeros, |model| scaler.scale(loss(model, &grad, dtype)));
-        let found = numbers(model.weight.val());
+        let zeros = Vector::new(&[0.0; 40], dtype);
+        let (model, _) = optim.two_passes(1.0, zeros, |model| scaler.scale(model.loss(&grad)));
+        let found = model.numbers();
         assert_eq!(found, rounded(&right, dtype), "{max_norm:?}");
     }
 }

@@ -59,8 +59,7 @@ impl Expected {
         let (mut next_scale, mut good) = (1024.0, 0);
         let step = |step| {
             let used = next_scale;
-            let loss = loss(&model, step) * used;
-            let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+            let mut grads = gradients(&model, loss(&model, step) * used);
             scale::<P, _>(&model, &mut grads, 1.0 / used);
             let (mut squared, mut has_overflown) = (0.0, false);
             each::<P, _>(&model, &mut grads, |gradient| {
@@ -82,7 +81,7 @@ impl Expected {
                 }
             }
             Self {
-                weights: Weights::of::<P, _>(&model),
+                weights: Weights::of(&model),
                 scale: used,
                 has_overflown,
             }
@@ -98,7 +97,7 @@ impl Expected {
 
     #[track_caller]
     fn check(&self, optim: &Optim, model: &MlpModel<R>, context: &str) {
-        Weights::of::<R, _>(model).assert_same(&self.weights, context);
+        Weights::of(model).assert_same(&self.weights, context);
         let report = optim.last_step().unwrap();
         assert_eq!(report.loss_scale(), Some(self.scale), "{context}");
         let skipped = if self.has_overflown { 6 } else { 0 };
@@ -156,7 +155,7 @@ fn one_pass_skips_parameters_and_says_so() {
     let mut model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
     let mut partial = 0;
     for step in 0..40 {
-        let before = Weights::of::<R, _>(&model);
+        let before = Weights::of(&model);
         let scale = scaler.current();
         model = armed_step(RATE, model, &mut optim, |model| {
             scaler.scale(loss(model, step))
@@ -165,68 +164,65 @@ fn one_pass_skips_parameters_and_says_so() {
         let [skipped, released] =
             [Outcome::Skipped, Outcome::Released].map(|outcome| report.count(outcome));
         assert_eq!(skipped + released, 6);
-        assert!(Weights::of::<R, _>(&model).changed(&before) <= released);
+        assert!(Weights::of(&model).changed(&before) <= released);
         let expected = if skipped > 0 { scale / 2.0 } else { scale };
         assert_eq!(scaler.current(), expected);
         partial += usize::from(skipped > 0 && released > 0);
     }
     assert!(partial > 0, "no step was partial");
     assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 6);
-    let mut grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+    let mut grads = gradients(&model, loss(&model, 0));
     assert!(global_norm::<R, _>(&model, &mut grads).is_finite());
 }
 
 #[test]
 fn a_loss_that_was_not_scaled_is_refused() {
+    use ReleaseError::NotScaled;
+
     let scaler = scaler();
     let mut optim = optim(&scaler);
     let mut model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-    let before = Weights::of::<R, _>(&model);
+    let before = Weights::of(&model);
+    let unscaled = |model: &MlpModel<R>| gradients(model, loss(model, 0));
 
-    let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    (model, _) = refused.into_given();
+    let grads = unscaled(&model);
+    (model, _) = refused!(optim.try_step(RATE, model, grads), NotScaled);
 
     // In one pass, too; and until the model is disarmed.
     model = optim.arm(RATE, model);
-    let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let refused = optim.try_arm(RATE, refused.into_model()).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    model = optim.disarm(refused.into_model());
-    Weights::of::<R, _>(&model).assert_same(&before, "refused");
+    let grads = unscaled(&model);
+    (model, _) = refused!(optim.try_step(RATE, model, grads), NotScaled);
+    (model, _) = refused!(optim.try_arm(RATE, model), NotScaled);
+    model = optim.disarm(model);
+    Weights::of(&model).assert_same(&before, "refused");
     assert!(optim.to_record().is_empty());
 
     let sums = GradientsParams::new();
-    let refused = optim.try_two_passes(RATE, model, sums, |model| loss(model, 0));
-    let refused = refused.unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    model = refused.into_model();
-    Weights::of::<R, _>(&model).assert_same(&before, "refused");
+    let stepped = optim.try_two_passes(RATE, model, sums, |model| loss(model, 0));
+    (model, _) = refused!(stepped, NotScaled);
+    Weights::of(&model).assert_same(&before, "refused");
 
     (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(loss(model, 0)));
-    Weights::of::<R, _>(&model).assert_moved(&before, "scaled");
+    Weights::of(&model).assert_moved(&before, "scaled");
 
     // Passes by hand, of which the second one forgets the scale.
     model = optim
         .try_arm_to_measure(model, GradientsParams::new())
         .unwrap();
-    let grads = scaler.scale(loss(&model, 0)).backward();
-    let grads = GradientsParams::from_grads(grads, &model);
+    let grads = gradients(&model, scaler.scale(loss(&model, 0)));
     optim.try_measured(&model, grads).unwrap();
     model = optim.arm(RATE, model);
-    let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let grads = unscaled(&model);
+    (model, _) = refused!(optim.try_step(RATE, model, grads), NotScaled);
 
     // Nor are sums unscaled of which nothing was scaled here.
-    model = optim.disarm(refused.into_model());
-    let sums = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+    model = optim.disarm(model);
+    let sums = unscaled(&model);
     model = optim.arm_accumulated(RATE, model, sums);
-    let refused = optim.try_step(RATE, model, GradientsParams::new());
-    assert_eq!(*refused.unwrap_err().error(), ReleaseError::NotScaled);
+    refused!(
+        optim.try_step(RATE, model, GradientsParams::new()),
+        NotScaled
+    );
 }
 
 type Vectors = Vec<Param<Tensor<R, 1>>>;
@@ -284,7 +280,7 @@ fn sums_of_several_scales_are_refused() {
     let [mut one, mut other] = [(); 2].map(|()| vector());
     let scaled = |model: &Vectors, factor: f64| {
         let loss = scaler.scale(model[0].val().sum() * factor);
-        GradientsParams::from_grads(loss.backward(), model)
+        gradients(model, loss)
     };
     let mut accumulator = ReleaseAccumulator::new();
     for factor in [1e38, 1.0, 1.0] {
@@ -295,15 +291,16 @@ fn sums_of_several_scales_are_refused() {
     }
     other = rarely.arm_accumulated(1.0, other, accumulator.grads());
     let grads = scaled(&other, 1.0);
-    let refused = rarely.try_step(1.0, other, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::SeveralScales);
+    (other, _) = refused!(
+        rarely.try_step(1.0, other, grads),
+        ReleaseError::SeveralScales
+    );
     assert_eq!(scaler.current(), 512.0);
-    other = rarely.disarm(refused.into_model());
+    other = rarely.disarm(other);
     assert_eq!(first(&other), 0.0);
     // Without sums, its gradients are of one scale, whatever the other does.
     other = rarely.arm(1.0, other);
-    let loss = scaler.scale(other[0].val().sum());
-    let grads = GradientsParams::from_grads(loss.backward(), &other);
+    let grads = gradients(&other, scaler.scale(other[0].val().sum()));
     other = rarely.step(1.0, other, grads);
     assert_eq!(first(&other), -1.0);
     // The way out that it names.
@@ -339,21 +336,6 @@ fn a_clone_shares_the_scaler() {
     assert_eq!(scales, [512.0, 256.0]);
 }
 
-/// Nor does a clone that never steps hold the scale up.
-#[test]
-fn a_clone_that_is_only_kept_changes_nothing() {
-    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
-    let mut optim = sgd(&scaler);
-    let _kept = optim.clone();
-    let mut model = vector();
-    for factor in [1e38, 1.0] {
-        let loss = scaler.scale(model[0].val().sum() * factor);
-        model = ordinary_step(1.0, model, &mut optim, loss);
-        assert_eq!(scaler.current(), 512.0);
-    }
-    assert_eq!(first(&model), -1.0);
-}
-
 /// The report of a step that a measuring pass has found an overflow in.
 #[test]
 fn a_skipped_step_knows_its_groups() {
@@ -376,21 +358,22 @@ fn a_skipped_step_knows_its_groups() {
 fn gradients_of_several_devices_are_refused() {
     let scaler = LossScalerConfig::new().init();
     let mut optim = sgd(&scaler);
-    for armed in [0, 1] {
-        let model = match armed {
-            0 => vector(),
-            _ => optim.arm(1.0, vector()),
+    for is_armed in [false, true] {
+        let model = match is_armed {
+            false => vector(),
+            true => optim.arm(1.0, vector()),
         };
         let grads = vec![(GradientsParams::new(), FlexDevice.id())];
         let grads = MultiGradientsParams { grads };
         let refused = optim.try_step_multi(1.0, model, grads).unwrap_err();
-        let expected = ReleaseError::MultiDevice { stepped: 0, armed };
-        assert_eq!(*refused.error(), expected);
-        let text = expected.to_string();
-        assert!(
-            text.contains("a loss scaler") && text.contains("call `step`"),
-            "{text}"
+        let (stepped, armed) = (0, usize::from(is_armed));
+        assert_eq!(
+            *refused.error(),
+            ReleaseError::MultiDevice { stepped, armed }
         );
+        let text = refused.to_string();
+        assert!(text.contains("a loss scaler"), "{text}");
+        assert!(text.contains("call `step`"), "{text}");
     }
 }
 
@@ -417,17 +400,9 @@ fn the_least_scale_is_refused() {
     let model = vector();
     let loss = scaler.scale(model[0].val().sum() * f32::NAN);
     let model = ordinary_step(1.0, model, &mut optim, loss);
-    let error = ReleaseError::LossScale { scale: least };
-    let none = GradientsParams::new;
-    let refused = optim.try_step(1.0, model, none()).unwrap_err();
-    assert_eq!(*refused.error(), error);
-    let (model, _) = refused.into_given();
-    let refused = optim.try_arm(1.0, model).unwrap_err();
-    assert_eq!(*refused.error(), error);
-    let refused = optim.try_arm_to_measure(refused.into_model(), none());
-    let refused = refused.unwrap_err();
-    assert_eq!(*refused.error(), error);
-    let model = refused.into_model();
+    let model = refuses(&mut optim, model, |error| {
+        *error == ReleaseError::LossScale { scale: least }
+    });
     assert_eq!(first(&model), 0.0);
     // The way out that it names.
     let new = LossScalerConfig::new().init();
@@ -436,30 +411,30 @@ fn the_least_scale_is_refused() {
     assert_eq!(first(&ordinary_step(1.0, model, &mut optim, loss)), -1.0);
 }
 
+/// Each call that begins or ends a step is refused with this error.
+fn refuses(
+    optim: &mut ReleaseOptimizer<Sgd<Flex>, Vectors, R>,
+    model: Vectors,
+    is_told: impl Fn(&ReleaseError) -> bool,
+) -> Vectors {
+    let (none, before) = (GradientsParams::new, |_: &_| unreachable!("refused before"));
+    let (model, ()) = refused!(optim.try_arm(1.0, model), error if is_told(error));
+    let armed = optim.try_arm_to_measure(model, none());
+    let (model, _) = refused!(armed, error if is_told(error));
+    let stepped = optim.try_two_passes(1.0, model, none(), before);
+    let (model, _) = refused!(stepped, error if is_told(error));
+    let stepped = optim.try_step(1.0, model, none());
+    refused!(stepped, error if is_told(error)).0
+}
+
 /// Gradients of fp16 weights are fp16, where the scale cannot be taken off.
 #[test]
 fn weights_in_fp16_are_refused() {
     let mut optim = sgd(&scaler());
     let half = Tensor::<R, 1>::zeros([3], &Default::default()).cast(FloatDType::F16);
-    let model = vec![Param::from_tensor(half)];
-    let none = GradientsParams::new;
-    let expected = ReleaseError::HalfPrecision { path: "0".into() };
-    let refused = optim.try_arm(RATE, model).unwrap_err();
-    assert_eq!(*refused.error(), expected);
-    let before = |_: &_| unreachable!("refused before");
-    let refused = optim
-        .try_two_passes(RATE, refused.into_model(), none(), before)
-        .unwrap_err();
-    assert_eq!(*refused.error(), expected);
-    let refused = optim
-        .try_step(RATE, refused.into_model(), none())
-        .unwrap_err();
-    assert_eq!(*refused.error(), expected);
-    let (model, _) = refused.into_given();
-    let refused = optim.try_arm_to_measure(model, none()).unwrap_err();
-    assert_eq!(*refused.error(), expected);
-
+    let model = refuses(&mut optim, vec![Param::from_tensor(half)], |error| {
+        *error == ReleaseError::HalfPrecision { path: "0".into() }
+    });
     // What is not trained has no gradient.
-    let model = refused.into_model().no_grad();
-    optim.try_arm(RATE, model).unwrap();
+    optim.try_arm(RATE, model.no_grad()).unwrap();
 }

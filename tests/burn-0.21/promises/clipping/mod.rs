@@ -9,3 +9,4 @@ mod non_finite;
 mod range;
 mod reference;
 mod sequences;
+mod vector;

@@ -5,6 +5,7 @@ use crate::harness::prelude::*;
 type Adam = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
 
 const LAYERS: usize = 3;
+const ARMED: usize = 2 * LAYERS;
 
 fn optim() -> Adam {
     AdamConfig::new().init().with_gradient_release()
@@ -27,10 +28,9 @@ fn in_one_pass_nothing_is_stepped_after_it() {
     {
         let mut optim = optim().with_non_finite_stop();
         let mut model = start.model::<Mlp, R>();
-        let before = Weights::of::<R, _>(&model);
+        let before = Weights::of(&model);
         model = optim.arm(RATE, model);
-        let grads = planted(&model, layer, factor).backward();
-        let grads = GradientsParams::from_grads(grads, &model);
+        let grads = gradients(&model, planted(&model, layer, factor));
         let refused = optim.try_step(RATE, model, grads).unwrap_err();
         let ReleaseError::NonFinite {
             path: found,
@@ -42,12 +42,12 @@ fn in_one_pass_nothing_is_stepped_after_it() {
         };
         // Backward comes from the last layer; the bias of a layer has its gradient before the
         // weight or right after it.
-        assert_eq!((found, armed), (path(layer), 2 * LAYERS));
+        assert_eq!((found, armed), (path(layer), ARMED));
         let after = LAYERS - 1 - layer;
         let expected = 2 * after..=2 * after + 1;
         assert!(expected.contains(&stepped), "{stepped} were stepped");
         let (model, _) = refused.into_given();
-        let changed = Weights::of::<R, _>(&model).changed(&before);
+        let changed = Weights::of(&model).changed(&before);
         assert_eq!(changed, stepped, "what was stepped, and no more");
 
         if stepped > 0 {
@@ -59,7 +59,7 @@ fn in_one_pass_nothing_is_stepped_after_it() {
             let model = optim.disarm(model);
             let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, 1);
             let model = armed_step(RATE, model, &mut optim, loss);
-            Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
+            Weights::of(&model).assert_moved(&before, "after the refusal");
         }
     }
 }
@@ -80,13 +80,8 @@ fn sums_are_looked_at() {
     accumulator.accumulate(&v, sums(&v));
     v = optim.arm_accumulated(RATE, v, accumulator.grads());
     let grads = GradientsParams::from_grads(v[0].val().sum().backward(), &v);
-    let refused = optim.try_step(RATE, v, grads).unwrap_err();
-    let expected = |param: &str, stepped| ReleaseError::NonFinite {
-        path: param.into(),
-        stepped,
-        armed: 2,
-    };
-    assert_eq!(*refused.error(), expected("1", 1));
+    refused!(optim.try_step(RATE, v, grads),
+        ReleaseError::NonFinite { path, stepped: 1, armed: 2 } if path == "1");
 
     // Where nothing was stepped, the next batch is not armed over the loss of the sums.
     v = (0..2).map(vector).collect();
@@ -95,12 +90,11 @@ fn sums_are_looked_at() {
     let mut given = sums(&v);
     v = optim.arm_accumulated(RATE, v, std::mem::take(&mut given));
     drop((v[0].val().sum() * f64::NAN).backward());
-    let refused = optim.try_arm(RATE, v).unwrap_err();
-    assert_eq!(*refused.error(), expected("0", 0));
-    let refused = optim.try_arm_to_measure(refused.into_model(), given);
-    let refused = refused.unwrap_err();
-    assert_eq!(*refused.error(), expected("0", 0));
-    v = optim.disarm(refused.into_model());
+    (v, _) = refused!(optim.try_arm(RATE, v),
+        ReleaseError::NonFinite { path, stepped: 0, armed: 2 } if path == "0");
+    (v, _) = refused!(optim.try_arm_to_measure(v, given),
+        ReleaseError::NonFinite { path, stepped: 0, armed: 2 } if path == "0");
+    v = optim.disarm(v);
     v = armed_step(RATE, v, &mut optim, |v| v[0].val().sum());
     let expected = TensorData::from([-RATE as f32; 3]);
     v[0].val().into_data().assert_eq(&expected, true);
@@ -121,21 +115,16 @@ fn in_two_passes_and_ordinary_steps_nothing_is_stepped_at_all() {
             optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
         }
         let model = start.model::<Mlp, R>();
-        let before = Weights::of::<R, _>(&model);
+        let before = Weights::of(&model);
         let bad = |model: &_| planted(model, layer, f64::NAN);
-        let refused = optim.try_two_passes(RATE, model, GradientsParams::new(), bad);
-        let refused = refused.unwrap_err();
-        let expected = ReleaseError::NonFinite {
-            path: path(layer),
-            stepped: 0,
-            armed: 2 * LAYERS,
-        };
-        assert_eq!(*refused.error(), expected);
-        let mut model = refused.into_model();
-        Weights::of::<R, _>(&model).assert_same(&before, "two passes");
+        let stepped = optim.try_two_passes(RATE, model, GradientsParams::new(), bad);
+        let (mut model, _) = refused!(stepped,
+            ReleaseError::NonFinite { path: found, stepped: 0, armed: ARMED }
+                if *found == path(layer));
+        Weights::of(&model).assert_same(&before, "two passes");
 
         if stops {
-            let grads = GradientsParams::from_grads(bad(&model).backward(), &model);
+            let grads = gradients(&model, bad(&model));
             let refused = optim.try_step(RATE, model, grads).unwrap_err();
             let text = refused.error().to_string();
             let expected = format!("the gradient of {} is not", path(layer));
@@ -143,12 +132,12 @@ fn in_two_passes_and_ordinary_steps_nothing_is_stepped_at_all() {
             assert!(!text.contains("disarm"), "nothing is armed: {text}");
             let (given, grads) = refused.into_given();
             assert!(!grads.is_empty());
-            Weights::of::<R, _>(&given).assert_same(&before, "ordinary");
+            Weights::of(&given).assert_same(&before, "ordinary");
             model = given;
         }
         let good = |model: &_| Mlp::loss::<R>(model, Size::Small, 0);
         let (model, _) = optim.two_passes(RATE, model, good);
-        Weights::of::<R, _>(&model).assert_moved(&before, "after the refusals");
+        Weights::of(&model).assert_moved(&before, "after the refusals");
     }
 }
 

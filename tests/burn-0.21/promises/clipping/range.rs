@@ -5,6 +5,7 @@
 use burn::tensor::DType;
 use burn_gradient_release::{AdaptiveClippingConfig, AutoClipConfig, LossScalerConfig};
 
+use super::vector::{Vector, sgd};
 use crate::harness::prelude::*;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F64];
@@ -13,41 +14,13 @@ const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F64];
 /// 2^-168, and the smallest is 2^-149. The second is the largest whose norm is a number.
 const SIZES: [i32; 3] = [73, 125, -84];
 
-#[derive(Module, Debug)]
-struct Vector<B: Backend> {
-    weight: Param<Tensor<B, 1>>,
-}
-
-type Optim = ReleaseOptimizer<Sgd<Flex>, Vector<R>, R>;
-
 fn sizes(dtype: DType) -> [f64; 3] {
     let of_f64 = if dtype == DType::F64 { 8 } else { 1 };
     SIZES.map(|exponent| 2f64.powi(exponent * of_f64))
 }
 
-fn tensor(numbers: [f64; 2], dtype: DType) -> Tensor<R, 1> {
-    Tensor::from_data(TensorData::from(numbers), (&Default::default(), dtype))
-}
-
-fn numbers(model: &Vector<R>) -> Vec<f64> {
-    model.weight.val().into_data().iter::<f64>().collect()
-}
-
-fn model(weight: [f64; 2], dtype: DType) -> Vector<R> {
-    Vector {
-        weight: Param::from_tensor(tensor(weight, dtype)),
-    }
-}
-
-/// The loss with a gradient of 3 and 4 times `size`.
 fn loss(model: &Vector<R>, size: f64) -> Tensor<R, 1> {
-    let weight = model.weight.val();
-    let grad = tensor([3.0 * size, 4.0 * size], weight.dtype());
-    (weight * grad).sum()
-}
-
-fn sgd() -> Optim {
-    SgdConfig::new().init().with_gradient_release()
+    model.loss(&[3.0 * size, 4.0 * size])
 }
 
 /// Within the steps of the type.
@@ -76,7 +49,7 @@ fn the_global_norm_is_exact() {
         for size in sizes(dtype) {
             for has_two_passes in [true, false] {
                 let mut optim = sgd().with_norm_clipping(clipping);
-                let start = model([0.0; 2], dtype);
+                let start = Vector::new(&[0.0; 2], dtype);
                 let model = match has_two_passes {
                     true => optim.two_passes(1.0, start, |model| loss(model, size)).0,
                     false => {
@@ -89,7 +62,7 @@ fn the_global_norm_is_exact() {
                     true => [-0.6 * MAX_NORM, -0.8 * MAX_NORM],
                     false => [-3.0 * size, -4.0 * size],
                 };
-                assert_near(&numbers(&model), clipped, dtype);
+                assert_near(&model.numbers(), clipped, dtype);
             }
         }
     }
@@ -101,10 +74,10 @@ fn finite_gradients_are_stepped_with() {
         let scaler = LossScalerConfig::new().with_init_scale(1.0).init();
         let stops = sgd().with_non_finite_stop();
         for mut optim in [stops, sgd().with_loss_scaler(scaler.clone())] {
-            let start = model([0.0; 2], DType::F32);
+            let start = Vector::new(&[0.0; 2], DType::F32);
             let loss = |model: &_| scaler.scale(loss(model, size));
             let model = armed_step(1.0, start, &mut optim, loss);
-            assert_eq!(numbers(&model), [-3.0 * size, -4.0 * size]);
+            assert_eq!(model.numbers(), [-3.0 * size, -4.0 * size]);
         }
     }
 }
@@ -115,12 +88,12 @@ fn auto_clip_scales_to_the_percentile() {
     let clipping = NormClipping::AutoClip(AutoClipConfig::new().with_percentile(50.0));
     for size in [2f64.powi(73), 2f64.powi(120), 2f64.powi(-84)] {
         let mut optim = sgd().with_norm_clipping(clipping);
-        let mut model = model([0.0; 2], DType::F32);
+        let mut model = Vector::new(&[0.0; 2], DType::F32);
         for size in [size, 2.0 * size] {
             model = armed_step(1.0, model, &mut optim, |model| loss(model, size));
         }
         // The first, and 4.5 and 6 of the second.
-        assert_eq!(numbers(&model), [-7.5 * size, -10.0 * size]);
+        assert_eq!(model.numbers(), [-7.5 * size, -10.0 * size]);
     }
 }
 
@@ -131,11 +104,11 @@ fn adaptive_clipping_scales_units_to_their_weights() {
     for dtype in DTYPES {
         for size in sizes(dtype) {
             let mut optim = sgd().with_norm_clipping(clipping);
-            let start = model([0.75, 1.0], dtype);
+            let start = Vector::new(&[0.75, 1.0], dtype);
             let model = armed_step(1.0, start, &mut optim, |model| loss(model, size));
             // The weight is the gradient times a power of two: both have its direction.
             let share = if size > 1.0 { 0.99 } else { 1.0 };
-            assert_near(&numbers(&model), [0.75 * share, share], dtype);
+            assert_near(&model.numbers(), [0.75 * share, share], dtype);
         }
     }
 }
@@ -147,8 +120,8 @@ fn adaptive_clipping_has_the_norm_of_small_weights() {
     let config = AdaptiveClippingConfig::new().with_eps(1e-30);
     let mut optim = sgd().with_norm_clipping(NormClipping::Adaptive(config));
     let size = 2f64.powi(-84);
-    let start = model([3.0 * size, 4.0 * size], DType::F32);
+    let start = Vector::new(&[3.0 * size, 4.0 * size], DType::F32);
     let model = armed_step(1.0, start, &mut optim, |model| loss(model, 1.0));
     let expected = [3.0, 4.0].map(|number| 0.99 * number * size);
-    assert_near(&numbers(&model), expected, DType::F32);
+    assert_near(&model.numbers(), expected, DType::F32);
 }

@@ -91,6 +91,6 @@ fn step(optim: &mut Optim, mut model: Model, grads: &[Values], is_armed: bool) -
     if is_armed {
         model = optim.arm(1.0, model);
     }
-    let grads = GradientsParams::from_grads(model.loss(grads).backward(), &model);
+    let grads = gradients(&model, model.loss(grads));
     optim.step(1.0, model, grads)
 }

@@ -19,7 +19,7 @@ fn adam() -> Adam {
 
 fn backward(model: &Model) -> GradientsParams {
     let loss = Mlp::loss::<R>(model, Size::Small, 0);
-    GradientsParams::from_grads(loss.backward(), model)
+    gradients(model, loss)
 }
 
 /// The weights after so many steps of plain Burn.
@@ -27,12 +27,11 @@ fn expected(start: &Start, steps: usize) -> Weights {
     let mut model = start.model::<Mlp, P>();
     let mut optim = AdamConfig::new().init();
     for _ in 0..steps {
-        let loss = Mlp::loss::<P>(&model, Size::Small, 0);
-        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+        let mut grads = gradients(&model, Mlp::loss::<P>(&model, Size::Small, 0));
         clip_global::<P, _>(&model, &mut grads, MAX_NORM);
         model = optim.step(RATE, model, grads);
     }
-    Weights::of::<P, _>(&model)
+    Weights::of(&model)
 }
 
 /// A model and its optimizer between two calls.
@@ -61,27 +60,27 @@ impl Bench {
         let model = self.model.take().expect("there is one");
         let grads = std::mem::take(&mut self.grads);
         let (model, result) = match call {
-            "arm to measure" => parts(self.optim.try_arm_to_measure(model, GradientsParams::new())),
-            "arm" => parts(self.optim.try_arm(RATE, model)),
+            "arm to measure" => {
+                let none = GradientsParams::new();
+                let (model, _, result) = end(self.optim.try_arm_to_measure(model, none));
+                (model, result)
+            }
+            "arm" => {
+                let (model, _, result) = end(self.optim.try_arm(RATE, model));
+                (model, result)
+            }
             "arm with sums" => {
-                let sums = self.sums();
-                match self.optim.try_arm_accumulated(RATE, model, sums) {
-                    Ok(model) => (model, Ok(())),
-                    Err(refused) => {
-                        let error = refused.error().clone();
-                        let (model, sums) = refused.into_given();
-                        assert!(!sums.is_empty(), "handed back");
-                        (model, Err(error))
-                    }
-                }
+                let armed = self.optim.try_arm_accumulated(RATE, model, self.sums());
+                let (model, sums, result) = end(armed);
+                assert!(sums.is_none_or(|sums| !sums.is_empty()), "handed back");
+                (model, result)
             }
             "arm by fork with sums" => {
                 let sums = self.sums();
                 let armed = self.optim.try_arm_by_fork(RATE, model.clone(), sums, || ());
-                let refused = armed.expect_err("nothing was forked");
-                let error = refused.error().clone();
-                assert!(!refused.into_given().1.is_empty(), "handed back");
-                (model, Err(error))
+                let ((), sums, result) = end(armed);
+                assert!(sums.is_some_and(|sums| !sums.is_empty()), "handed back");
+                (model, result)
             }
             "disarm" => (self.optim.disarm(model), Ok(())),
             "forward that is thrown away" => {
@@ -96,7 +95,7 @@ impl Bench {
             }
             "backward of NaN" => {
                 let nan = model.layers[0].weight.val().sum() * f64::NAN;
-                self.grads = GradientsParams::from_grads(nan.backward(), &model);
+                self.grads = gradients(&model, nan);
                 (model, Ok(()))
             }
             "backward that nobody asks" => {
@@ -114,25 +113,18 @@ impl Bench {
             }
             "measured with another model" => {
                 let another = Mlp::init::<R>(Size::Small, &Default::default());
-                let given = self.sums();
-                let refused = self.optim.try_measured(&another, given).unwrap_err();
-                let error = refused.error().clone();
-                assert!(!refused.into_given().1.is_empty(), "handed back");
+                let measured = self.optim.try_measured(&another, self.sums());
+                let ((), sums, result) = end(measured.map(|_| ()));
+                assert!(sums.is_some_and(|sums| !sums.is_empty()), "handed back");
                 self.grads = grads;
-                (model, Err(error))
+                (model, result)
             }
-            "step" => match self.optim.try_step(RATE, model, grads) {
-                Ok(model) => {
-                    self.steps += 1;
-                    (model, Ok(()))
-                }
-                Err(refused) => {
-                    let error = refused.error().clone();
-                    let (model, grads) = refused.into_given();
-                    self.grads = grads;
-                    (model, Err(error))
-                }
-            },
+            "step" => {
+                let (model, grads, result) = end(self.optim.try_step(RATE, model, grads));
+                self.steps += usize::from(result.is_ok());
+                self.grads = grads.unwrap_or_default();
+                (model, result)
+            }
             _ => panic!("no call: {call}"),
         };
         self.model = Some(model);
@@ -161,16 +153,18 @@ impl Bench {
     fn finishes(mut self) {
         self.calls(WHOLE_STEP);
         let expected = expected(&self.start, self.steps);
-        Weights::of::<R, _>(&self.model.unwrap()).assert_same(&expected, "a step after all");
+        Weights::of(&self.model.unwrap()).assert_same(&expected, "a step after all");
     }
 }
 
-fn parts<G>(result: Result<Model, Refused<Model, G>>) -> (Model, Result<(), ReleaseError>) {
+/// What a call leaves, what it hands back beside it, and why it was refused.
+fn end<M, G>(result: Result<M, Refused<M, G>>) -> (M, Option<G>, Result<(), ReleaseError>) {
     match result {
-        Ok(model) => (model, Ok(())),
+        Ok(model) => (model, None, Ok(())),
         Err(refused) => {
-            let (model, error) = refused.into_parts();
-            (model, Err(error))
+            let error = refused.error().clone();
+            let (model, given) = refused.into_given();
+            (model, Some(given), Err(error))
         }
     }
 }
@@ -226,10 +220,8 @@ fn dropping_loading_and_copying_leave_an_ordinary_model() {
     bench.optim = bench.optim.load_record(record);
     bench.calls("measured: NotMeasuring, arm to measure, backward, measured");
     let mut copy = bench.optim.clone();
-    let refused = copy
-        .try_arm(RATE, bench.model.clone().unwrap())
-        .unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotMeasured);
+    let armed = copy.try_arm(RATE, bench.model.clone().unwrap());
+    refused!(armed, ReleaseError::NotMeasured);
     bench.finishes();
 }
 
@@ -244,8 +236,10 @@ fn a_scaled_loss_is_measured_once() {
     let mut measured = |model, factor: f64| {
         let armed = optim.try_arm_to_measure(model, GradientsParams::new());
         let model = armed.unwrap_or_else(|refused| panic!("{refused}"));
-        let loss = scaler.scale(Mlp::loss::<R>(&model, Size::Small, 0) * factor);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = gradients(
+            &model,
+            scaler.scale(Mlp::loss::<R>(&model, Size::Small, 0) * factor),
+        );
         let first = optim.try_measured(&model, grads).unwrap();
         let second = optim.try_measured(&model, GradientsParams::new());
         (model, first, second.unwrap())
@@ -255,11 +249,10 @@ fn a_scaled_loss_is_measured_once() {
     assert_eq!(second, first);
     let (model, first, second) = measured(model, f64::INFINITY);
     assert!(!first.is_finite() && !second.is_finite());
-    let refused = optim.try_arm(RATE, model).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::Overflown);
+    let (model, ()) = refused!(optim.try_arm(RATE, model), ReleaseError::Overflown);
     // The way out that it names.
     let scale = scaler.current();
-    optim.step(RATE, refused.into_model(), GradientsParams::new());
+    optim.step(RATE, model, GradientsParams::new());
     assert!(scaler.current() < scale);
 }
 
@@ -274,7 +267,7 @@ fn an_owned_rate_steps_in_two_passes() {
     for steps in [1, 2] {
         (model, _) = optim.two_passes(rate, model, |model| Mlp::loss::<R>(model, Size::Small, 0));
         assert!(!optim.is_armed());
-        Weights::of::<R, _>(&model).assert_same(&expected(&start, steps), "owned");
+        Weights::of(&model).assert_same(&expected(&start, steps), "owned");
     }
 }
 
@@ -306,7 +299,7 @@ fn a_rule_goes_on_from_its_record() {
                     false => armed_step(RATE, model, &mut optim, loss),
                 };
             }
-            Weights::of::<R, _>(&model)
+            Weights::of(&model)
         };
         let whole = run(None);
         let carried = run(Some(|record| {
@@ -339,21 +332,16 @@ fn settings_out_of_range_are_refused() {
         (plain().with_group(ParamGroup::all(), factor), "lr_factor"),
     ] {
         let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-        let refused = optim.try_arm_to_measure(model, GradientsParams::new());
-        let refused = refused.unwrap_err();
-        let ReleaseError::OutOfRange { setting, .. } = refused.error() else {
-            panic!("{:?}", refused.error());
-        };
-        assert_eq!(setting, expected);
-        let (model, _) = refused.into_given();
+        let armed = optim.try_arm_to_measure(model, GradientsParams::new());
+        let (model, _) = refused!(armed,
+            ReleaseError::OutOfRange { setting, .. } if setting == expected);
         let grads = backward(&model);
-        let refused = optim.try_step(RATE, model, grads).unwrap_err();
-        assert!(matches!(refused.error(), ReleaseError::OutOfRange { .. }));
+        let stepped = optim.try_step(RATE, model, grads);
+        refused!(stepped, ReleaseError::OutOfRange { .. });
     }
     // Each is a number, and their product is none.
     let factor = GroupOptions::new().with_lr_factor(1e200);
     let mut optim = plain().with_group(ParamGroup::all(), factor);
     let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-    let refused = optim.try_arm(1e200, model).unwrap_err();
-    assert!(matches!(refused.error(), ReleaseError::OutOfRange { .. }));
+    refused!(optim.try_arm(1e200, model), ReleaseError::OutOfRange { .. });
 }

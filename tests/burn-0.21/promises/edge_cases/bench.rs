@@ -43,7 +43,7 @@ pub(super) fn loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor
 
 /// Forward and backward.
 pub(super) fn gradients(model: &Model, step: u64) -> GradientsParams {
-    GradientsParams::from_grads(loss(model, step).backward(), model)
+    run::gradients(model, loss(model, step))
 }
 
 /// A whole step with release.
@@ -53,5 +53,5 @@ pub(super) fn armed_step(optim: &mut Optim, model: Model, step: u64) -> Model {
 
 /// Weights of the model as they are now.
 pub(super) fn weights(model: &Model) -> Weights {
-    Weights::of::<R, _>(model)
+    Weights::of(model)
 }

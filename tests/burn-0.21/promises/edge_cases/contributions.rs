@@ -92,11 +92,7 @@ fn unused_parameters_get_no_state_and_no_decay() {
         model = armed_step(RATE, model, &mut optim, |model| {
             Of::<Spare>::loss(model, Size::Small, step)
         });
-        Weights::of::<R, _>(&model).assert_near(
-            &expected.steps[step as usize],
-            TOLERANCE,
-            "unused",
-        );
+        Weights::of(&model).assert_near(&expected.steps[step as usize], TOLERANCE, "unused");
         assert_eq!(outcomes(&optim.last_step().expect("a step")), [2, 0, 0, 3]);
     }
 
@@ -294,9 +290,8 @@ fn a_parameter_that_is_its_own_loss() {
     let mut optim = adam::<Parameters<R>>();
     for step in 0..3 {
         model = optim.arm(RATE, model);
-        let loss = Of::<Bare>::loss(&model, Size::Small, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = gradients(&model, Of::<Bare>::loss(&model, Size::Small, step));
         model = optim.step(RATE, model, grads);
-        Weights::of::<R, _>(&model).assert_near(&expected.steps[step as usize], TOLERANCE, step);
+        Weights::of(&model).assert_near(&expected.steps[step as usize], TOLERANCE, step);
     }
 }

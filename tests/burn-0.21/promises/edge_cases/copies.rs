@@ -41,7 +41,7 @@ impl Taken {
         for (way, model) in &self.models {
             check(way, weights(model));
         }
-        check("valid", Weights::of::<Inner, _>(&self.valid));
+        check("valid", Weights::of(&self.valid));
         check("record", weights(&fresh.clone().load_record(self.record)));
         let loaded = load::<R, _>(fresh, &self.bytes, &Default::default());
         check("bytes", weights(&loaded));
@@ -59,7 +59,7 @@ fn whatever_is_taken_of_a_model_keeps_its_values() {
         taken.push(Taken::new("armed", &model, &old));
         let step_loss = loss(&model, step);
         taken.push(Taken::new("after forward", &model, &old));
-        let grads = GradientsParams::from_grads(step_loss.backward(), &model);
+        let grads = run::gradients(&model, step_loss);
         model = optim.step(RATE, model, grads);
         taken.push(Taken::new("after the step", &model, new));
         // None of it gets in the way of training.
@@ -96,7 +96,7 @@ fn a_copy_can_be_trained_on() {
     let model = optim.arm(RATE, model);
     let (copy, loss) = (model.clone(), loss(&model, 0));
     drop(model);
-    let grads = GradientsParams::from_grads(loss.backward(), &copy);
+    let grads = run::gradients(&copy, loss);
     assert_eq!(grads.len(), PARAMETERS);
     let copy = optim.step(RATE, copy, grads);
     weights(&copy).assert_near(&expected.steps[0], TOLERANCE, "an ordinary step");
@@ -127,14 +127,14 @@ fn to_device_before_arming_means_what_it_means_in_burn() {
     let mut optim = adam();
     for step in 0..3 {
         plain = plain.to_device(&Default::default());
-        let plain_grads = GradientsParams::from_grads(loss(&plain, step).backward(), &plain);
+        let plain_grads = run::gradients(&plain, loss(&plain, step));
         let used = plain_grads.len();
         plain = plain_optim.step(RATE, plain, plain_grads);
 
         model = optim.arm(RATE, model.to_device(&Default::default()));
         let grads = gradients(&model, step);
         model = optim.step(RATE, model, grads);
-        weights(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, step);
+        weights(&model).assert_near(&Weights::of(&plain), TOLERANCE, step);
         let report = optim.last_step().expect("a step was taken");
         let stepped = report.count(Outcome::Released) + report.count(Outcome::Ordinary);
         assert_eq!(stepped, used, "step {step}");
@@ -229,7 +229,7 @@ fn what_is_taken_in_the_middle_of_a_step_has_the_new_values_or_none() {
     let model = optim.step(RATE, model, grads);
 
     weights(&model).assert_near(&expected.steps[0], TOLERANCE, "stepped");
-    Weights::of::<Inner, _>(&valid).assert_near(&expected.steps[0], TOLERANCE, "valid");
+    Weights::of(&valid).assert_near(&expected.steps[0], TOLERANCE, "valid");
     let fresh = start::<Mlp>().model::<Mlp, R>();
     let loaded = load::<R, _>(fresh, &bytes, &Default::default());
     weights(&loaded).assert_near(&expected.steps[0], TOLERANCE, "bytes");

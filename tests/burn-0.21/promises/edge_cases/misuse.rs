@@ -7,32 +7,11 @@ use std::time::Duration;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
 use burn::optim::MultiGradientsParams;
 use burn::tensor::backend::DeviceOps;
-use burn_gradient_release::Refused;
 
 use super::{
     Inner, Model, P, PARAMETERS, R, adam, armed_step, bench, gradients, loss, start, weights,
 };
 use crate::harness::prelude::*;
-
-/// The model and the error of a call that has to be refused.
-#[track_caller]
-fn refused<M: Module<R>, G>(result: Result<M, Refused<M, G>>) -> (M, ReleaseError) {
-    match result {
-        Ok(_) => panic!("should have been refused"),
-        Err(refused) => {
-            let said = refused.to_string();
-            assert_eq!(said, refused.error().to_string());
-            refused.into_parts()
-        }
-    }
-}
-
-macro_rules! assert_error {
-    ($error:expr, $($expected:tt)+) => {
-        let error = $error;
-        assert!(matches!(error, $($expected)+), "{error:?}");
-    };
-}
 
 #[test]
 fn a_second_backward_is_refused() {
@@ -40,11 +19,9 @@ fn a_second_backward_is_refused() {
     let model = optim.arm(RATE, model);
     let (first, second) = (loss(&model, 0), loss(&model, 1));
     let _ = first.backward();
-    let grads = GradientsParams::from_grads(second.backward(), &model);
-
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_error!(refused.error(), ReleaseError::AlreadyStepped { .. });
-    let (model, grads) = refused.into_given();
+    let grads = run::gradients(&model, second);
+    let stepped = optim.try_step(RATE, model, grads);
+    let (model, grads) = refused!(stepped, ReleaseError::AlreadyStepped { .. });
     assert!(!grads.is_empty(), "handed back");
     assert_eq!(weights(&model).len(), PARAMETERS);
     weights(&model).assert_same(&expected.steps[0], "stepped once, by the first backward");
@@ -60,11 +37,12 @@ fn a_backward_whose_gradients_nobody_asks_for_is_refused() {
     let (model, mut optim, _) = bench(1);
     let model = optim.arm(RATE, model);
     let (first, second) = (of_layer(&model, 0), of_layer(&model, 1));
+    let unclaimed = model.layers[0].weight.id;
     let thrown_away = first.backward();
-    let grads = GradientsParams::from_grads(second.backward(), &model);
-    let (model, error) = refused(optim.try_step(RATE, model, grads));
-    assert_error!(&error, ReleaseError::Unclaimed { param } if *param == model.layers[0].weight.id);
-    assert!(error.to_string().contains("load the last checkpoint"));
+    let grads = run::gradients(&model, second);
+    let stepped = optim.try_step(RATE, model, grads);
+    let (model, _) = refused!(stepped, error @ ReleaseError::Unclaimed { param }
+        if *param == unclaimed && error.to_string().contains("load the last checkpoint"));
 
     // Asking for them late will do.
     let grads = GradientsParams::from_grads(thrown_away, &model);
@@ -76,40 +54,34 @@ fn a_backward_whose_gradients_nobody_asks_for_is_refused() {
 /// are among [`sequences`](crate::sequences).)
 #[test]
 fn between_backward_and_step_all_but_that_step_is_refused() {
+    const UNFINISHED: ReleaseError = ReleaseError::Unfinished {
+        stepped: PARAMETERS,
+        armed: PARAMETERS,
+    };
     let (model, mut optim, expected) = bench(2);
     let model = optim.arm(RATE, model);
     let grads = gradients(&model, 0);
 
     let unrelated = start::<Mlp>().model::<Mlp, R>();
-    let (_, error) = refused(optim.try_step(RATE, unrelated, GradientsParams::new()));
-    assert_error!(error, ReleaseError::WrongModel { .. });
+    let stepped = optim.try_step(RATE, unrelated, GradientsParams::new());
+    refused!(stepped, ReleaseError::WrongModel { .. });
 
-    let (model, error) = refused(optim.try_step(2.0 * RATE, model, grads));
-    assert_error!(
-        error,
-        ReleaseError::LearningRate { armed, given } if armed == RATE && given == 2.0 * RATE
-    );
+    let stepped = optim.try_step(2.0 * RATE, model, grads);
+    let (model, _) = refused!(stepped, ReleaseError::LearningRate { armed, given }
+        if *armed == RATE && *given == 2.0 * RATE);
 
     // What was released has seen one device's gradients only.
     let device = <Inner as BackendTypes>::Device::default().id();
     let grads = vec![(GradientsParams::new(), device)];
-    let several = optim.try_step_multi(RATE, model, MultiGradientsParams { grads });
-    let (model, error) = refused(several);
-    assert_error!(
-        error,
+    let stepped = optim.try_step_multi(RATE, model, MultiGradientsParams { grads });
+    let (model, _) = refused!(
+        stepped,
         ReleaseError::MultiDevice {
             stepped: PARAMETERS,
             armed: PARAMETERS
         }
     );
-
-    assert_error!(
-        optim.try_to_record().err().expect("a record"),
-        ReleaseError::Unfinished {
-            stepped: PARAMETERS,
-            armed: PARAMETERS
-        }
-    );
+    assert_eq!(optim.try_to_record().err(), Some(UNFINISHED));
 
     let model = optim.step(RATE, model, GradientsParams::new());
     weights(&model).assert_same(&expected.steps[0], "nothing is lost");
@@ -118,13 +90,7 @@ fn between_backward_and_step_all_but_that_step_is_refused() {
     drop(gradients(&model, 1));
     weights(&model).assert_same(&expected.steps[1], "the step after");
     let refused = optim.try_into_adaptor().err().expect("removal");
-    assert_error!(
-        refused.error(),
-        ReleaseError::Unfinished {
-            stepped: PARAMETERS,
-            armed: PARAMETERS
-        }
-    );
+    assert_eq!(*refused.error(), UNFINISHED);
     // Handed back.
     let mut optim = refused.into_model();
     optim.step(RATE, model, GradientsParams::new());
@@ -138,8 +104,8 @@ fn sums_are_not_lost_with_another_model() {
     let sums = gradients(&model, 0);
     let model = optim.arm_accumulated(RATE, model, sums);
     let unrelated = start::<Mlp>().model::<Mlp, R>();
-    let (_, error) = refused(optim.try_step(RATE, unrelated, GradientsParams::new()));
-    assert_error!(error, ReleaseError::WrongModel { .. });
+    let stepped = optim.try_step(RATE, unrelated, GradientsParams::new());
+    refused!(stepped, ReleaseError::WrongModel { .. });
     let model = optim.step(RATE, model, GradientsParams::new());
     weights(&model).assert_same(&expected.steps[0], "of the sums alone");
 }
@@ -190,14 +156,13 @@ fn two_parameters_with_one_id_are_refused() {
         two: one.clone(),
         one,
     };
-    let before = Weights::of::<R, _>(&twins);
+    let before = Weights::of(&twins);
     let mut optim = adam::<Twins<R>>();
-    let (twins, error) = refused(optim.try_arm(RATE, twins));
-    assert_eq!(error, ReleaseError::DuplicateParam { param: shared });
-    let text = error.to_string();
     let way_out = "keep one `Param` and use it in both places";
-    assert!(text.contains(way_out), "{text}");
-    Weights::of::<R, _>(&twins).assert_same(&before, "handed back as it was");
+    let armed = optim.try_arm(RATE, twins);
+    let (twins, ()) = refused!(armed, error @ ReleaseError::DuplicateParam { param }
+        if *param == shared && error.to_string().contains(way_out));
+    Weights::of(&twins).assert_same(&before, "handed back as it was");
     assert!(!optim.is_armed());
 }
 
@@ -212,13 +177,12 @@ fn two_parameters_of_one_tensor_are_refused() {
     let twins = Twins { one, two };
     let mut optim = adam::<Twins<R>>();
     let expected = ReleaseError::SharedTensor { first, second };
-    let (twins, error) = refused(optim.try_arm(RATE, twins));
-    assert_eq!(error, expected);
-    let (twins, error) = refused(ReleaseAccumulator::new().try_arm(twins));
-    assert_eq!(error, expected);
+    let (twins, ()) = refused!(optim.try_arm(RATE, twins), error if *error == expected);
+    let armed = ReleaseAccumulator::new().try_arm(twins);
+    let (twins, ()) = refused!(armed, error if *error == expected);
     let fork = || unreachable!("it is refused before");
-    let refused = optim.try_arm_by_fork(RATE, twins.clone(), GradientsParams::new(), fork);
-    assert_eq!(*refused.expect_err("shared").error(), expected);
+    let armed = optim.try_arm_by_fork(RATE, twins.clone(), GradientsParams::new(), fork);
+    refused!(armed, error if *error == expected);
 
     // The way out that the error names.
     let two = Param::from_tensor(twins.one.val().detach());
@@ -235,19 +199,6 @@ fn failing() -> ReleaseOptimizer<Hooked, Model, R> {
         .with_gradient_release()
 }
 
-#[track_caller]
-fn assert_interrupted(error: &ReleaseError) {
-    assert_error!(
-        error,
-        ReleaseError::Interrupted {
-            stepped: 3,
-            armed: PARAMETERS
-        }
-    );
-    let text = error.to_string();
-    assert!(text.contains("checkpoint"), "names the way back: {text}");
-}
-
 #[test]
 fn a_panic_half_way_is_told_until_a_checkpoint_is_loaded() {
     let start = start::<Mlp>();
@@ -257,15 +208,20 @@ fn a_panic_half_way_is_told_until_a_checkpoint_is_loaded() {
     // The failure is not swallowed.
     panic_of(|| loss(&model, 0).backward());
 
-    assert_interrupted(&optim.try_to_record().err().expect("a record"));
-    let (model, error) = refused(optim.try_arm(RATE, model));
-    assert_interrupted(&error);
-    let (model, error) = refused(optim.try_step(RATE, model, GradientsParams::new()));
-    assert_interrupted(&error);
+    let interrupted = ReleaseError::Interrupted {
+        stepped: 3,
+        armed: PARAMETERS,
+    };
+    let text = interrupted.to_string();
+    assert!(text.contains("checkpoint"), "names the way back: {text}");
+    assert_eq!(optim.try_to_record().err().as_ref(), Some(&interrupted));
+    let (model, ()) = refused!(optim.try_arm(RATE, model), error if *error == interrupted);
+    let stepped = optim.try_step(RATE, model, GradientsParams::new());
+    let (model, _) = refused!(stepped, error if *error == interrupted);
     // Last to first: the last layer and the bias below are new, the weight below was lost.
-    let last = Weights::of::<R, _>(&model.layers[2]);
+    let last = Weights::of(&model.layers[2]);
     assert_eq!(last.distance_within(&expected.steps[0], 4), 0.0, "stepped");
-    let first = Weights::of::<R, _>(&model.layers[0]);
+    let first = Weights::of(&model.layers[0]);
     assert_eq!(
         first.distance_within(&expected.first, 0),
         0.0,
@@ -290,7 +246,10 @@ fn a_panic_inside_an_ordinary_step_is_told_too() {
     let grads = gradients(&model, 0);
     panic_of(|| optim.step(RATE, model, grads));
     let error = optim.try_to_record().err().expect("the states are mixed");
-    assert_error!(error, ReleaseError::Interrupted { .. });
+    assert!(
+        matches!(error, ReleaseError::Interrupted { .. }),
+        "{error:?}"
+    );
 }
 
 /// It waited for itself before.
@@ -330,11 +289,9 @@ fn a_rate_that_is_none_is_refused() {
     let (mut model, mut optim, expected) = bench(1);
     let mut grads = gradients(&model, 0);
     for rate in [f64::NAN, f64::INFINITY, -RATE] {
-        let (kept, error) = refused(optim.try_arm(rate, model));
-        assert_error!(error, ReleaseError::OutOfRange { .. });
-        let refused = optim.try_step(rate, kept, grads).unwrap_err();
-        assert_error!(refused.error(), ReleaseError::OutOfRange { .. });
-        (model, grads) = refused.into_given();
+        (model, _) = refused!(optim.try_arm(rate, model), ReleaseError::OutOfRange { .. });
+        let stepped = optim.try_step(rate, model, grads);
+        (model, grads) = refused!(stepped, ReleaseError::OutOfRange { .. });
     }
     let model = optim.step(RATE, model, grads);
     weights(&model).assert_same(&expected.steps[0], "as if nothing had been asked");
@@ -349,8 +306,8 @@ fn a_schedule_that_comes_to_no_rate_is_refused() {
     let model = armed_step(&mut optim, model, 0);
     weights(&model).assert_same(&expected.steps[0], "the step before");
     let grads = gradients(&model, 1);
-    let (model, error) = refused(optim.try_step(f64::NAN, model, grads));
-    assert_error!(error, ReleaseError::OutOfRange { .. });
+    let stepped = optim.try_step(f64::NAN, model, grads);
+    let (model, _) = refused!(stepped, ReleaseError::OutOfRange { .. });
     weights(&model).assert_same(&expected.steps[0], "the step before");
 }
 

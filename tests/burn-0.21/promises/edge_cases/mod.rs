@@ -1,10 +1,9 @@
 //! Each thing that could go wrong, by name, one room per kind, on the backend of the module above.
 
 mod bench;
-mod changing_models;
 mod contributions;
 mod copies;
-mod leaving;
+mod mid_run;
 mod misuse;
 mod numbers;
 mod owners;

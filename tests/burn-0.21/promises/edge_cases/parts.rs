@@ -90,11 +90,7 @@ fn several_optimizers_over_disjoint_parts() {
                 assert_eq!(outcomes(&report), expected, "{context}");
             }
             let context = format!("{armed:?}, step {step}");
-            Weights::of::<R, _>(&model).assert_near(
-                &Weights::of::<P, _>(&plain),
-                TOLERANCE,
-                context,
-            );
+            Weights::of(&model).assert_near(&Weights::of(&plain), TOLERANCE, context);
         }
     }
 }
@@ -115,7 +111,7 @@ fn two_losses_and_a_shared_encoder() {
             model = armed_step(RATE, model, optim, |model| model.loss_of(head, step));
             assert_eq!(outcomes(&optim.last_step().expect("a step")), [4, 0, 0, 2]);
         }
-        Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, step);
+        Weights::of(&model).assert_near(&Weights::of(&plain), TOLERANCE, step);
     }
 }
 
@@ -152,7 +148,7 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
                     model = optim.arm(RATE, model);
                     let loss = |head: usize| tower(&model.parts[head + 1], depths[head], step);
                     let backward = |loss: Tensor<R, 1>| {
-                        let grads = GradientsParams::from_grads(loss.backward(), &model);
+                        let grads = gradients(&model, loss);
                         assert!(grads.is_empty(), "released: {case}, step {step}");
                     };
                     let first = loss(0);
@@ -161,7 +157,7 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
                     backward(second.unwrap_or_else(|| loss(1)));
                     model = optim.step(RATE, model, GradientsParams::new());
                     let context = format!("{case}, step {step}");
-                    Weights::of::<R, _>(&model).assert_near(expected, TOLERANCE, context);
+                    Weights::of(&model).assert_near(expected, TOLERANCE, context);
                 }
             }
         }
@@ -193,7 +189,7 @@ fn gradients_of_a_frozen_part_need_not_be_collected() {
             };
         }
         let model = optim.step(RATE, model, last);
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&expected), "both heads");
+        Weights::of(&model).assert_same(&Weights::of(&expected), "both heads");
         let report = optim.last_step().expect("a step");
         assert_eq!(report.count(Outcome::Frozen), 2, "{collects_all}");
     }

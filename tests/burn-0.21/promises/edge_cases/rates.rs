@@ -22,7 +22,7 @@ fn plain(start: &Start, mut rates: impl LrScheduler) -> Vec<Weights> {
     let steps = (0..STEPS).map(|step| {
         let loss = loss(&model, step);
         model = ordinary_step(rates.step(), model.clone(), &mut optim, loss);
-        Weights::of::<P, _>(&model)
+        Weights::of(&model)
     });
     steps.collect()
 }
@@ -52,22 +52,30 @@ fn an_owned_rate_leaves_the_loop_unchanged() {
     let (constant, scheduled) = (plain(&start, RATE), plain(&start, cosine()));
     assert!(!constant[STEPS as usize - 1].same(&scheduled[STEPS as usize - 1]));
 
-    let mut after_the_first = [PARAMETERS; STEPS as usize];
+    let all = [PARAMETERS; STEPS as usize];
+    let mut after_the_first = all;
     after_the_first[0] = 0;
-    let optim = adam().with_learning_rate(RATE);
-    let (given, released) = unchanged_loop(start.model::<Mlp, R>(), optim, RATE);
-    assert_same_steps(&given, &constant, "constant");
-    assert_eq!(released, after_the_first, "constant");
-    let optim = adam().with_lr_scheduler(cosine());
-    let (given, released) = unchanged_loop(start.model::<Mlp, R>(), optim, cosine());
-    assert_same_steps(&given, &scheduled, "scheduled");
-    assert_eq!(released, after_the_first, "scheduled");
-
-    let mut optim = adam().with_learning_rate(RATE);
-    let armed = optim.arm(RATE, start.model::<Mlp, R>());
-    let (given, released) = unchanged_loop(armed, optim, RATE);
-    assert_same_steps(&given, &constant, "armed from the first step");
-    assert_eq!(released, [PARAMETERS; STEPS as usize]);
+    let new = || start.model::<Mlp, R>();
+    let optim = || adam().with_learning_rate(RATE);
+    let mut arming = optim();
+    let armed = arming.arm(RATE, new());
+    let scheduling = adam().with_lr_scheduler(cosine());
+    for (run, weights, released) in [
+        (
+            unchanged_loop(new(), optim(), RATE),
+            &constant,
+            after_the_first,
+        ),
+        (
+            unchanged_loop(new(), scheduling, cosine()),
+            &scheduled,
+            after_the_first,
+        ),
+        (unchanged_loop(armed, arming, RATE), &constant, all),
+    ] {
+        assert_same_steps(&run.0, weights, "unchanged");
+        assert_eq!(run.1, released);
+    }
 }
 
 /// Where torchtune and optimi drift: after a resume the hooks kept the old rate.
@@ -111,31 +119,27 @@ fn a_scheduler_outside_or_owned_steps_at_its_rate_and_resumes() {
 /// Each refusal hands back what it was given.
 #[test]
 fn an_owned_rate_refuses_another_before_it_steps() {
+    const OTHER: f64 = 3.0 * RATE;
+
     let (model, mut another, Trajectory { first, steps }) = bench(1);
     assert_eq!(another.next_learning_rate(), None, "the next call decides");
     let mut optim: Optim = adam().with_learning_rate(RATE);
     assert_eq!(optim.next_learning_rate(), Some(RATE));
-    let refused = optim.try_arm(3.0 * RATE, model).expect_err("another rate");
-    let (model, error) = refused.into_parts();
-    let is_told = matches!(error, ReleaseError::OwnedLearningRate { .. });
-    assert!(is_told, "{error:?}");
+    let armed = optim.try_arm(OTHER, model);
+    let (model, ()) = refused!(armed, ReleaseError::OwnedLearningRate { .. });
     weights(&model).assert_same(&first, "not armed");
 
     let grads = gradients(&model, 0);
-    let refused = optim.try_step(3.0 * RATE, model, grads).unwrap_err();
-    let is_told = matches!(refused.error(), ReleaseError::LearningRate { armed, given }
-        if *armed == RATE && *given == 3.0 * RATE);
-    assert!(is_told, "{refused:?}");
-    let (model, grads) = refused.into_given();
+    let stepped = optim.try_step(OTHER, model, grads);
+    let (model, grads) = refused!(stepped, ReleaseError::LearningRate { armed, given }
+        if [*armed, *given] == [RATE, OTHER]);
     weights(&model).assert_same(&first, "not stepped");
 
     // A re-arming that would be refused, too: the step can be made later.
     let model = another.arm(RATE, model);
     assert_eq!(another.next_learning_rate(), Some(RATE));
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    let is_told = matches!(refused.error(), ReleaseError::ArmedElsewhere { .. });
-    assert!(is_told, "{refused:?}");
-    let (model, grads) = refused.into_given();
+    let stepped = optim.try_step(RATE, model, grads);
+    let (model, grads) = refused!(stepped, ReleaseError::ArmedElsewhere { .. });
     weights(&model).assert_same(&first, "not stepped");
     assert_eq!(grads.len(), PARAMETERS);
     let model = another.disarm(model);

@@ -26,7 +26,7 @@ fn two_threads_train_two_models_at_once() {
             let report = optim.last_step().expect("a step");
             assert_all_released(&report, trainable::<R, _>(&model));
         }
-        Weights::of::<R, _>(&model)
+        Weights::of(&model)
     }
 
     let (one, two) = (start::<Mlp>(), start::<Tied>());
@@ -87,7 +87,7 @@ fn an_armed_model_and_its_optimizer_may_move_to_another_thread() {
     let (model, mut optim, expected) = bench(2);
     let model = optim.arm(RATE, model);
     let (model, mut optim) = thread::spawn(move || {
-        let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+        let grads = gradients(&model, loss(&model, 0));
         let model = optim.step(RATE, model, grads);
         settle();
         (model, optim)

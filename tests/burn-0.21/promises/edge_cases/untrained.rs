@@ -33,12 +33,12 @@ fn the_student_alone_is_stepped() {
         let loss = loss(&plain, 0, step);
         plain = ordinary_step(RATE, plain, &mut optim, loss);
     }
-    let expected = Weights::of::<P, _>(&plain[0]);
+    let expected = Weights::of(&plain[0]);
     for (student, is_grouped) in [(0, false), (0, true), (1, false), (1, true)] {
         let teacher = 1 - student;
         let context = format!("student {student}, grouped {is_grouped}");
         let mut pair = pair(start.model::<Mlp, R>(), student);
-        let before = Weights::of::<R, _>(&pair[teacher]);
+        let before = Weights::of(&pair[teacher]);
         let mut optim = adam::<Pair<R>>();
         if is_grouped {
             let of_teacher = ParamGroup::from_predicate(format!("{teacher}.layers"));
@@ -49,8 +49,8 @@ fn the_student_alone_is_stepped() {
             let report = optim.last_step().expect("a step");
             assert_all_released(&report, super::PARAMETERS);
         }
-        Weights::of::<R, _>(&pair[student]).assert_same(&expected, &context);
-        Weights::of::<R, _>(&pair[teacher]).assert_same(&before, &context);
+        Weights::of(&pair[student]).assert_same(&expected, &context);
+        Weights::of(&pair[teacher]).assert_same(&before, &context);
     }
 }
 
@@ -99,7 +99,7 @@ fn running_means_are_not_those_of_the_copy() {
         let loss = |model: &_| Cnn::loss::<R>(model, Size::Small, step);
         (alone, _) = optim_alone.two_passes(RATE, alone, loss);
         (both, _) = optim.two_passes(RATE, both, |both| loss(&both.student));
-        let expected = Weights::of::<R, _>(&alone);
-        Weights::of::<R, _>(&both.student).assert_same(&expected, step);
+        let expected = Weights::of(&alone);
+        Weights::of(&both.student).assert_same(&expected, step);
     }
 }

@@ -55,8 +55,7 @@ impl ByHand {
     }
 
     fn step(&mut self, model: Model, step: u64) -> Model {
-        let loss = Mlp::loss::<P>(&model, Size::Small, step);
-        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+        let mut grads = gradients(&model, Mlp::loss::<P>(&model, Size::Small, step));
         let mut of = |text| part(&model, &mut grads, &[text]);
         let (last, matrices) = (of("layers.2."), of("weight"));
         let model = self.sgd.step(RATE, model, last);
@@ -108,7 +107,7 @@ fn each_kind_steps_as_by_itself_and_its_checkpoint_passes_to_plain_burn() {
         plain = by_hand.step(plain, step);
         let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, step);
         model = armed_step(RATE, model, &mut optim, loss);
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
+        Weights::of(&model).assert_same(&Weights::of(&plain), step);
     }
 }
 

@@ -26,10 +26,10 @@ fn any(texts: &[&'static str]) -> ParamGroup {
 
 fn plain_grads<S: Scenario>(model: &S::Model<P>, step: u64) -> GradientsParams {
     let loss = S::loss::<P>(model, Size::Small, step);
-    GradientsParams::from_grads(loss.backward(), model)
+    gradients(model, loss)
 }
 
-/// No decay on biases and gains, another rate and a clipping for some.
+/// No decay on biases and gains, which are clipped by value; another rate and a clipping for some.
 fn equals_parts<S: Scenario>(
     undecayed: &[&'static str],
     group: impl Fn(&S::Model<R>) -> ParamGroup,
@@ -39,9 +39,14 @@ fn equals_parts<S: Scenario>(
     let start = Start::new::<S>(Size::Small);
     let clipping = GradientClipping::Norm(0.02);
     let of_other = adamw(0.3).with_grad_clipping(clipping.clone());
+    let clipped = GradientClipping::Value(1e-3);
+    let of_undecayed = adamw(0.0).with_grad_clipping(clipped.clone());
     let mut parts = Parts {
         rest: (adamw::<P, S::Model<P>>(0.3), RATE),
-        parts: vec![(other, of_other, 0.1 * RATE), (undecayed, adamw(0.0), RATE)],
+        parts: vec![
+            (other, of_other, 0.1 * RATE),
+            (undecayed, of_undecayed, RATE),
+        ],
     };
     let (mut plain, mut one) = (start.model::<S, P>(), start.model::<S, P>());
     let mut without_groups = adamw(0.3);
@@ -49,14 +54,15 @@ fn equals_parts<S: Scenario>(
     for step in 0..STEPS {
         let grads = plain_grads::<S>(&plain, step);
         plain = parts.step(plain, grads);
-        expected.push(Weights::of::<P, _>(&plain));
+        expected.push(Weights::of(&plain));
         one = without_groups.step(RATE, one.clone(), plain_grads::<S>(&one, step));
     }
-    Weights::of::<P, _>(&one).assert_moved(expected.last().unwrap(), "without groups");
+    Weights::of(&one).assert_moved(expected.last().unwrap(), "without groups");
 
     for way in ways {
         let mut model = start.model::<S, R>();
-        let no_decay = GroupOptions::new().with_optimizer(&adamw::<R, S::Model<R>>(0.0));
+        let undecayed = adamw::<R, S::Model<R>>(0.0).with_grad_clipping(clipped.clone());
+        let no_decay = GroupOptions::new().with_optimizer(&undecayed);
         let options = GroupOptions::new()
             .with_lr_factor(0.1)
             .with_grad_clipping(clipping.clone());
@@ -79,7 +85,7 @@ fn equals_parts<S: Scenario>(
                 Outcome::Released
             };
             let context = format!("{way:?}, step {step}");
-            Weights::of::<R, _>(&model).assert_same(expected, &context);
+            Weights::of(&model).assert_same(expected, &context);
             let report = optim.last_step().unwrap();
             assert_eq!(
                 report.count(outcome),
@@ -126,7 +132,7 @@ fn frozen_parameters_stay() {
             .with_gradient_release()
             .with_grad_norm()
             .with_group(any(frozen), GroupOptions::new().frozen());
-        let before = Weights::of::<R, _>(&model);
+        let before = Weights::of(&model);
         let count = having::<R, _>(&model, frozen).len();
         let trained = trainable::<R, _>(&model) - count;
         for step in 0..5 {
@@ -145,13 +151,13 @@ fn frozen_parameters_stay() {
                 _ => optim.two_passes(RATE, model, loss).0,
             };
             let context = format!("{passes} passes, step {step}");
-            Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), &context);
+            Weights::of(&model).assert_same(&Weights::of(&plain), &context);
             let report = optim.last_step().unwrap();
             assert_eq!(report.count(Outcome::Frozen), count, "{context}");
             assert_eq!(report.grad_norm(), Some(norm), "{context}");
             assert!(optim.to_record().len() <= trained);
         }
-        let after = Weights::of::<R, _>(&model);
+        let after = Weights::of(&model);
         assert_eq!(after.changed(&before), trained);
     }
 }
@@ -173,7 +179,7 @@ fn a_group_can_be_left_out_of_clipping() {
         .with_gradient_release()
         .with_norm_clipping(NormClipping::Adaptive(rule))
         .with_group(any(last), GroupOptions::new().without_grad_clipping());
-    let before = Weights::of::<P, _>(&plain);
+    let before = Weights::of(&plain);
     let ids = having::<P, _>(&plain, last);
     for step in 0..3 {
         let mut grads = plain_grads::<S>(&plain, step);
@@ -188,8 +194,8 @@ fn a_group_can_be_left_out_of_clipping() {
     }
     // The others moved by three steps of at most 1e-5 at this rate, which the last layer hardly
     // feels.
-    let plain = Weights::of::<P, _>(&plain);
-    Weights::of::<R, _>(&model).assert_near(&plain, 1e-6, "left out");
+    let plain = Weights::of(&plain);
+    Weights::of(&model).assert_near(&plain, 1e-6, "left out");
     assert!(plain.distance(&before) > 1e-5, "the last layer is trained");
 }
 
@@ -221,7 +227,7 @@ fn a_group_sees_the_clipping_of_a_configuration() {
                 let loss = |model: &_| S::loss::<R>(model, Size::Small, step);
                 model = armed_step(RATE, model, &mut optim, loss);
             }
-            Weights::of::<R, _>(&model)
+            Weights::of(&model)
         });
         trained.collect()
     }

@@ -68,10 +68,10 @@ where
         model = arm(&mut optim, model);
         let loss = loss(&model, step);
         measured.after_forward = ALLOCATIONS.current_usage() - floor;
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = gradients(&model, loss);
         model = optim.step(RATE, model, grads);
         measured.peak = ALLOCATIONS.peak_usage() - floor;
-        measured.weights.push(Weights::of::<B, _>(&model).digest());
+        measured.weights.push(Weights::of(&model).digest());
     }
     (measured, optim)
 }

@@ -41,6 +41,20 @@ pub(crate) fn panic_of<T>(run: impl FnOnce() -> T) -> String {
     text.unwrap_or_else(|| payload.downcast_ref::<&str>().expect("a text").to_string())
 }
 
+/// What a call hands back that is refused with an error like this pattern.
+macro_rules! refused {
+    ($call:expr, $($error:tt)+) => {{
+        let refused = match $call {
+            Ok(_) => panic!("it is not refused"),
+            Err(refused) => refused,
+        };
+        let error = refused.error();
+        assert!(matches!(error, $($error)+), "{error:?}");
+        refused.into_given()
+    }};
+}
+pub(crate) use refused;
+
 /// What most tests need.
 pub(crate) mod prelude {
     pub(crate) use burn::backend::Flex;
@@ -73,11 +87,11 @@ pub(crate) mod prelude {
     };
     pub(crate) use super::run::{
         OUTCOMES, RATE, Start, Trajectory, armed_step, assert_all_released, assert_run_released,
-        assert_same_steps, ordinary_step, outcomes, trainable,
+        assert_same_steps, gradients, ordinary_step, outcomes, trainable,
     };
     pub(crate) use super::weights::{load, readable, save};
     pub(crate) use super::{
-        Hooked, Plain, Recipe, Release, Weights, noise, panic_of, run, scopes, turn,
+        Hooked, Plain, Recipe, Release, Weights, noise, panic_of, refused, run, scopes, turn,
     };
     pub(crate) use crate::ALLOCATIONS;
 

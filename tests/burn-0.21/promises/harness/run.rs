@@ -117,12 +117,12 @@ where
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
 {
-    let first = Weights::of::<B, _>(&model);
+    let first = Weights::of(&model);
     let mut weights = Vec::new();
     for step in 0..steps {
         let loss = loss(&model, step);
         model = ordinary_step(RATE, model, optim, loss);
-        weights.push(Weights::of::<B, _>(&model));
+        weights.push(Weights::of(&model));
     }
     Trajectory {
         first,
@@ -142,11 +142,11 @@ where
     M: AutodiffModule<B>,
     O: SimpleOptimizer<B::InnerBackend> + 'static,
 {
-    let first = Weights::of::<B, _>(&model);
+    let first = Weights::of(&model);
     let (mut weights, mut reports) = (Vec::new(), Vec::new());
     for step in 0..steps {
         model = armed_step(RATE, model, optim, |model| loss(model, step));
-        weights.push(Weights::of::<B, _>(&model));
+        weights.push(Weights::of(&model));
         reports.push(optim.last_step().expect("a step was taken"));
     }
     let trajectory = Trajectory {
@@ -169,7 +169,7 @@ where
     O: SimpleOptimizer<B::InnerBackend> + 'static,
 {
     let model = optim.arm(rate, model);
-    let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+    let grads = gradients(&model, loss(&model));
     assert!(
         grads.is_empty(),
         "an armed parameter left a gradient behind"
@@ -244,6 +244,15 @@ pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize) {
     }
 }
 
+/// The gradients of the loss for the parameters of the model, taken by a backward pass.
+pub(crate) fn gradients<M, B>(model: &M, loss: Tensor<B, 1>) -> GradientsParams
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
 /// One ordinary step of plain Burn's loop, for tests that write their own.
 pub(crate) fn ordinary_step<M, B, O>(rate: f64, model: M, optim: &mut O, loss: Tensor<B, 1>) -> M
 where
@@ -251,6 +260,6 @@ where
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
 {
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let grads = gradients(&model, loss);
     optim.step(rate, model, grads)
 }

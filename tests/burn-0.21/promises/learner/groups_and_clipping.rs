@@ -197,8 +197,7 @@ fn the_norm_is_a_metric() {
     assert_eq!(shown.len(), 21);
     // The first two items make the first batch.
     let model = task.model::<Plain>();
-    let loss = model.loss(Size::Small, 102);
-    let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+    let mut grads = gradients(&model, model.loss(Size::Small, 102));
     let norm = global_norm::<Plain, _>(&model, &mut grads);
     assert_eq!(shown[0].value, norm);
     assert!(norm > MAX_NORM);

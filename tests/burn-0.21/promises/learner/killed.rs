@@ -39,9 +39,9 @@ enum Who {
 }
 
 impl Who {
-    /// Trains with files that are whole or not there.
-    fn train(self, task: &Task, training: &Training) -> Run {
-        let recorder = AtomicFileRecorder::new(Bin::default());
+    /// Trains with files that are whole or not there, as this recorder writes them.
+    fn train(self, task: &Task, training: &Training, recorder: Watched) -> Run {
+        let recorder = AtomicFileRecorder::new(recorder);
         match self {
             Self::Stock => train_saving::<Stock, _>(task, training, recorder),
             Self::Release => train_saving::<Released, _>(task, training, recorder),
@@ -119,14 +119,10 @@ fn die(directory: &Path) -> ! {
                     abort()
                 }
             });
-            who.train(&task, &training);
+            who.train(&task, &training, Watched::default());
         }
         Moment::Write(part, epoch) => {
-            let recorder = AtomicFileRecorder::new(interrupted(directory, part, epoch));
-            match who {
-                Who::Stock => train_saving::<Stock, _>(&task, &training, recorder),
-                Who::Release => train_saving::<Released, _>(&task, &training, recorder),
-            };
+            who.train(&task, &training, interrupted(directory, part, epoch));
         }
     }
     panic!("the run came to its end alive");
@@ -198,10 +194,11 @@ fn the_run_that_resumes_ends_with_the_same_weights() {
             ..training(directory)
         };
         // A run that has no checkpoint begins anew, as its first weights say.
-        let run = match epoch {
-            Some(_) => resumes.train(&task.with_other_weights(), &resumed),
-            None => resumes.train(&task, &resumed),
+        let first = match epoch {
+            Some(_) => task.with_other_weights(),
+            None => task.clone(),
         };
+        let run = resumes.train(&first, &resumed, Watched::default());
         assert_eq!(run.found.len(), (EPOCHS - done) * BATCHES, "{context}");
         assert_eq!(run.difference(&expected, done * BATCHES), None, "{context}");
     }

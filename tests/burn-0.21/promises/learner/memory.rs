@@ -70,7 +70,7 @@ fn by_hand(task: &Task) -> (usize, Weights) {
         }
         // As in the learner, which is gone when its result is looked at.
         drop(optim);
-        Weights::of::<Release, _>(&model)
+        Weights::of(&model)
     };
     peak(|| task.model::<Release>(), run)
 }

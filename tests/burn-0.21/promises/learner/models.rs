@@ -36,7 +36,7 @@ fn any_parameters() {
             "{net:?}: what is compared"
         );
         if net == Net::Frozen {
-            let before = Weights::of::<Plain, _>(&task.model::<Plain>().layers[1]);
+            let before = Weights::of(&task.model::<Plain>().layers[1]);
             assert_eq!(before.distance_within(&run.last, 2), 0.0, "as it was");
         }
     }

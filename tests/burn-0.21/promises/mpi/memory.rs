@@ -29,15 +29,17 @@ fn train(adapt: impl FnOnce(Adam) -> Adam, bytes: &[u8], rank: usize, size: usiz
     for step in 0..3 {
         ALLOCATIONS.reset_peak_usage();
         model = optim.arm(RATE, model);
-        let loss = Mlp::loss::<R>(&model, Size::Large, share(step, rank, size));
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = gradients(
+            &model,
+            Mlp::loss::<R>(&model, Size::Large, share(step, rank, size)),
+        );
         model = optim.step(RATE, model, grads);
     }
     let bytes = Bytes {
         peak: ALLOCATIONS.peak_usage() - before,
         after: ALLOCATIONS.current_usage() - before,
     };
-    (bytes, Weights::of::<R, _>(&model).digest())
+    (bytes, Weights::of(&model).digest())
 }
 
 /// The weights that one process would have.
@@ -49,7 +51,7 @@ fn expected(bytes: &[u8], size: usize) -> u64 {
         let grads = mean_grads::<Mlp>(&model, Size::Large, size, step, 1);
         model = optim.step(RATE, model, grads);
     }
-    Weights::of::<P, _>(&model).digest()
+    Weights::of(&model).digest()
 }
 
 #[test]

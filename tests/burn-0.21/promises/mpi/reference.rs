@@ -22,7 +22,7 @@ pub(crate) fn mean_grads<S: Scenario>(
         for batch in 0..batches {
             let seed = share(step * batches + batch, rank, size);
             let loss = S::loss::<P>(model, of, seed);
-            accumulator.accumulate(model, GradientsParams::from_grads(loss.backward(), model));
+            accumulator.accumulate(model, gradients(model, loss));
         }
         accumulator.grads()
     };

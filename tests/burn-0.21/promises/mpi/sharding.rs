@@ -52,14 +52,13 @@ fn records_are_those_of_plain_burn() {
             for step in STEPS..2 * STEPS {
                 plain = step_plain(plain, &mut plain_optim, step);
                 model = optim.arm(RATE, model);
-                let loss = <S as Scenario>::loss::<R>(&model, Size::Small, share(step, rank, size));
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
-                let weights = Weights::of::<R, _>(&model);
-                weights.assert_same(
-                    &Weights::of::<P, _>(&plain),
-                    format!("rank {rank}, step {step}"),
+                let grads = gradients(
+                    &model,
+                    <S as Scenario>::loss::<R>(&model, Size::Small, share(step, rank, size)),
                 );
+                model = optim.step(RATE, model, grads);
+                let weights = Weights::of(&model);
+                weights.assert_same(&Weights::of(&plain), format!("rank {rank}, step {step}"));
                 let own = optim.to_record().len();
                 assert!(own > 0 && own < all, "{own} of {all} states");
                 // In the middle of the run, too: the next arming drops them again.

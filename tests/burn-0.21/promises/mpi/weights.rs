@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use burn::optim::{AdaGradConfig, AdanConfig, MuonConfig, RmsPropConfig};
-use burn_gradient_release_data_parallel::{DataParallel, Replicas};
+use burn_gradient_release_data_parallel::DataParallel;
 
 use super::reference::{Parts, mean_grads, share};
 use crate::clipping::by_hand::clip_global;
@@ -49,7 +49,7 @@ pub(crate) fn equals_one_process<S: Scenario>(
         Way::Recomputed => optim = optim.with_recompute(Recompute::Automatic),
         _ => {}
     }
-    let first = Weights::of::<P, _>(&plain);
+    let first = Weights::of(&plain);
     let batches = match way {
         Way::Accumulated(batches) => batches,
         _ => 1,
@@ -78,16 +78,16 @@ pub(crate) fn equals_one_process<S: Scenario>(
                 if !matches!(way, Way::Unarmed) {
                     model = optim.arm_accumulated(RATE, model, accumulator.grads());
                 }
-                let grads = loss(&model, batches - 1).backward();
-                let grads = GradientsParams::from_grads(grads, &model);
+                let grads = gradients(&model, loss(&model, batches - 1));
                 model = optim.step(RATE, model, grads);
             }
         }
         let context = format!("rank {rank} of {size}, {way:?}, step {step}");
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), &context);
+        Weights::of(&model).assert_same(&Weights::of(&plain), &context);
         released += optim.last_step().unwrap().count(Outcome::Released);
     }
-    Weights::of::<P, _>(&plain).assert_moved(&first, "the run");
+    Weights::of(&plain).assert_moved(&first, "the run");
+    assert_eq!(released > 0, !matches!(way, Way::Unarmed), "{way:?}");
     parallel.verify(&model).unwrap();
     parallel.gather_states(&mut optim).unwrap();
     if parallel.replicas().is_first() {
@@ -121,28 +121,27 @@ impl Scenario for OfOtherLengths {
 
 fn all_ways(parallel: &DataParallel) {
     let adam = AdamConfig::new();
-    assert!(equals_one_process::<Mlp>(parallel, &adam, Way::Armed) > 0);
-    assert_eq!(equals_one_process::<Mlp>(parallel, &adam, Way::Unarmed), 0);
-    assert!(equals_one_process::<Mlp>(parallel, &adam, Way::Accumulated(3)) > 0);
-    assert!(equals_one_process::<Mlp>(parallel, &adam, Way::Clipped(0.05)) > 0);
-    assert!(equals_one_process::<Mlp>(parallel, &adam, Way::Recomputed) > 0);
+    for way in [
+        Way::Armed,
+        Way::Unarmed,
+        Way::Accumulated(3),
+        Way::Clipped(0.05),
+        Way::Recomputed,
+    ] {
+        equals_one_process::<Mlp>(parallel, &adam, way);
+    }
 }
 
 fn all_models(parallel: &DataParallel) {
     let adam = AdamWConfig::new();
-    assert!(equals_one_process::<Transformer>(parallel, &adam, Way::Armed) > 0);
-    assert!(equals_one_process::<Tied>(parallel, &adam, Way::Armed) > 0);
-    assert!(equals_one_process::<Views>(parallel, &adam, Way::Armed) > 0);
-    assert!(equals_one_process::<Recurrent>(parallel, &adam, Way::Armed) > 0);
+    equals_one_process::<Transformer>(parallel, &adam, Way::Armed);
+    equals_one_process::<Tied>(parallel, &adam, Way::Armed);
+    equals_one_process::<Views>(parallel, &adam, Way::Armed);
+    equals_one_process::<Recurrent>(parallel, &adam, Way::Armed);
+    let released = equals_one_process::<Parts>(parallel, &adam, Way::Armed);
     // The frozen and the spare layer are none of them.
-    assert_eq!(
-        equals_one_process::<Parts>(parallel, &adam, Way::Armed),
-        4 * STEPS as usize
-    );
-    assert_eq!(
-        equals_one_process::<Parts>(parallel, &adam, Way::Unarmed),
-        0
-    );
+    assert_eq!(released, 4 * STEPS as usize);
+    equals_one_process::<Parts>(parallel, &adam, Way::Unarmed);
     equals_one_process::<Tied>(parallel, &adam, Way::Accumulated(2));
     equals_one_process::<Transformer>(parallel, &adam, Way::Recomputed);
 }
@@ -163,58 +162,40 @@ fn all_optimizers(parallel: &DataParallel) {
     equals_one_process::<Mlp>(parallel, &by_value, Way::Armed);
 }
 
-#[test]
-fn every_way_to_step() {
-    ranks(1..=4, "mpi::weights::every_way_to_step", |replicas| {
-        all_ways(&DataParallel::new(replicas.clone()));
-        all_ways(&DataParallel::new(replicas).with_sharded_optimizer());
-    });
+/// A test for each: what it runs in so many processes is chosen by its name. Each replica has all
+/// states of the optimizer, and then a part of them.
+macro_rules! replicas {
+    ($($(#[$doc:meta])* $test:ident: $counts:expr, |$parallel:ident| $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $test() {
+            ranks($counts, concat!("mpi::weights::", stringify!($test)), |replicas| {
+                let whole = DataParallel::new(replicas);
+                for $parallel in [whole.clone(), whole.with_sharded_optimizer()] {
+                    $body;
+                }
+            });
+        }
+    )*};
 }
 
-#[test]
-fn every_model() {
-    ranks(2..=3, "mpi::weights::every_model", |replicas| {
-        all_models(&DataParallel::new(replicas.clone()));
-        all_models(&DataParallel::new(replicas).with_sharded_optimizer());
-    });
-}
+replicas! {
+    every_way_to_step: 1..=4, |parallel| all_ways(&parallel);
 
-/// Each plans from the sizes of its own share what it recomputes, and so in which order gradients
-/// are complete.
-#[test]
-fn shares_of_other_lengths_recompute() {
-    let test = "mpi::weights::shares_of_other_lengths_recompute";
-    ranks(2..=3, test, |replicas| {
+    every_model: 2..=3, |parallel| all_models(&parallel);
+
+    /// Each plans from the sizes of its own share what it recomputes, and so in which order gradients
+    /// are complete.
+    shares_of_other_lengths_recompute: 2..=3, |parallel| {
         let adam = AdamConfig::new();
-        let parallel = DataParallel::new(replicas);
         equals_one_process::<OfOtherLengths>(&parallel, &adam, Way::Recomputed);
-        let sharded = parallel.with_sharded_optimizer();
-        equals_one_process::<OfOtherLengths>(&sharded, &adam, Way::Recomputed);
-    });
-}
+    };
 
-#[test]
-fn every_optimizer() {
-    ranks(
-        [2, 4],
-        "mpi::weights::every_optimizer",
-        |replicas: Replicas| {
-            all_optimizers(&DataParallel::new(replicas.clone()));
-            all_optimizers(&DataParallel::new(replicas).with_sharded_optimizer());
-        },
-    );
-}
+    every_optimizer: [2, 4], |parallel| all_optimizers(&parallel);
 
-#[test]
-fn several_gradients_on_their_way() {
-    ranks(
-        [2],
-        "mpi::weights::several_gradients_on_their_way",
-        |replicas| {
-            let three = NonZeroUsize::new(3).unwrap();
-            let parallel = DataParallel::new(replicas).with_max_in_flight(three);
-            all_ways(&parallel);
-            all_models(&parallel.with_sharded_optimizer());
-        },
-    );
+    several_gradients_on_their_way: [2], |parallel| {
+        let parallel = parallel.with_max_in_flight(NonZeroUsize::new(3).unwrap());
+        all_ways(&parallel);
+        all_models(&parallel);
+    };
 }

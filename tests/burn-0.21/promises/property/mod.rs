@@ -3,18 +3,44 @@
 //! Each program is run several times: which graphs Burn's tape merges and forgets is decided by the
 //! order of a hash set.
 
-mod drawn;
-mod many;
 mod program;
 mod training;
 
+use std::cell::Cell;
+use std::ops::Range;
+
 #[cfg(feature = "ndarray")]
 use burn::backend::NdArray;
-use proptest::prelude::{TestCaseError, prop_assume};
+use proptest::prelude::{TestCaseError, prop_assert_eq, prop_assume};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
-use self::program::{Call, Graph, Op, Operand, Program, Scopes, Step};
+use self::program::{Call, Graph, Op, Operand, Program, Scopes, Step, program};
 use self::training::{Reference, Verdict};
 use crate::harness::prelude::*;
+
+/// How often a program that fails is tried smaller.
+const SHRINKS: u32 = 4096;
+
+/// Tests program number so many, and makes it smaller so often if it fails. Whether it was tested to
+/// its end.
+fn run_number(
+    number: u64,
+    shrinks: u32,
+    test: impl Fn(Program) -> Result<(), TestCaseError>,
+) -> Result<bool, TestError<Program>> {
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number.to_le_bytes());
+    let config = Config {
+        failure_persistence: None,
+        max_shrink_iters: shrinks,
+        ..Config::default()
+    };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let tree = program().new_tree(&mut runner).expect("programs are drawn");
+    runner.run_one(tree, test)
+}
 
 /// Runs a program that often. How far its last bits were from plain Burn's, if the docs say they may be.
 fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCaseError> {
@@ -36,8 +62,10 @@ const RUNS: usize = 5;
 /// The first programs: the same in each run, so that one that fails is known by its number.
 fn check_first<I: Backend>(programs: u64) {
     for number in 0..programs {
-        let checked = drawn::run(number, drawn::SHRINKS, |program| {
-            check::<I>(&program, RUNS).map(|_| ())
+        let checked = run_number(number, SHRINKS, |program| {
+            let verdict = check::<I>(&program, RUNS)?;
+            prop_assert_eq!(verdict, Verdict::Same);
+            Ok(())
         });
         match checked {
             Ok(true) => {}
@@ -57,6 +85,49 @@ fn random_programs_train_the_same() {
 #[test]
 fn random_programs_train_the_same_on_ndarray() {
     check_first::<NdArray>(16);
+}
+
+/// A number of the environment.
+fn variable(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value} is no number")),
+    )
+}
+
+/// `RANDOM_PROGRAMS` programs from number `RANDOM_FIRST` on, each `RANDOM_RUNS` times. The first
+/// programs that fail are made small; all are counted.
+#[test]
+#[ignore = "takes as long as it is given; see tests/README.md"]
+fn many_random_programs() {
+    const SHRUNK: usize = 5;
+
+    let first = variable("RANDOM_FIRST").unwrap_or(0);
+    let numbers: Range<u64> = first..first + variable("RANDOM_PROGRAMS").unwrap_or(1000);
+    let runs = variable("RANDOM_RUNS").unwrap_or(20) as usize;
+    let (mut same, mut nothing, mut off, mut failed) = (0, 0, Vec::new(), Vec::new());
+    for number in numbers {
+        let shrinks = if failed.len() < SHRUNK { SHRINKS } else { 0 };
+        let verdict = Cell::new(Verdict::Same);
+        let ran = run_number(number, shrinks, |program| {
+            verdict.set(check::<Flex>(&program, runs)?);
+            Ok(())
+        });
+        match (ran, verdict.into_inner()) {
+            (Ok(true), Verdict::Same) => same += 1,
+            (Ok(true), Verdict::LastBits(distance)) => off.push((number, distance)),
+            (Ok(false), _) => nothing += 1,
+            (Err(TestError::Fail(reason, program)), _) => {
+                println!("program {number}: {reason}\n{program:#?}");
+                failed.push(number);
+            }
+            (Err(TestError::Abort(reason)), _) => panic!("program {number}: {reason}"),
+        }
+    }
+    println!("{same} the same, {nothing} that train nothing; off in last bits: {off:?}");
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 /// Equal to the last bit, whatever the docs allow.

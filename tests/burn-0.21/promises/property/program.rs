@@ -60,15 +60,6 @@ impl Op {
             | Op::Detach(a) => vec![a],
         }
     }
-
-    /// Whether it begins with an operation on this operand alone.
-    fn takes_alone(&self, place: usize) -> bool {
-        match self {
-            Op::Halves(..) => true,
-            Op::Scale(..) => place == 1,
-            _ => false,
-        }
-    }
 }
 
 /// Which operations are in scopes of `checkpoint`.
@@ -94,17 +85,6 @@ impl Scopes {
     /// Whether what comes after the stretches, and the loss, is in a scope.
     pub(super) fn around_the_loss(&self) -> bool {
         matches!(self, Self::All(_))
-    }
-
-    /// For each of so many operations, and for the loss at the end, whether it is in a scope.
-    fn of_each(&self, ops: usize) -> Vec<bool> {
-        let stretches = self.stretches().into_iter();
-        let mut scopes: Vec<bool> = stretches
-            .flat_map(|(length, is_scope)| vec![is_scope; length])
-            .take(ops)
-            .collect();
-        scopes.resize(ops + 1, self.around_the_loss());
-        scopes
     }
 }
 
@@ -199,63 +179,19 @@ impl Graph {
         live
     }
 
-    /// For each value whether it is computed from the result of a scope, so that the core knows
-    /// what is done to it. `None` if the gradient is cut off in between.
-    fn above_scopes(&self, parameters: usize) -> Vec<Option<bool>> {
-        let tracked = self.tracked(parameters);
-        let scopes = self.scopes.of_each(self.ops.len());
-        let mut above = vec![Some(false); parameters];
-        for (at, operands) in self.operands(parameters).iter().enumerate() {
-            let of_operands = operands.iter().map(|operand| above[*operand]);
-            let of_operands: Vec<_> = of_operands.collect();
-            let is_above = scopes[at] || of_operands.contains(&Some(true));
-            above.push(match is_above {
-                true if !tracked[parameters + at] => None,
-                true => Some(true),
-                false if of_operands.contains(&None) => None,
-                false => Some(false),
-            });
-        }
-        above
-    }
-
-    /// For each value the uses that a gradient comes from: whether each is in a scope, or together
-    /// with the result of one.
-    fn uses(&self, parameters: usize) -> Vec<Vec<Option<bool>>> {
+    /// Whether scopes, or their results, may be among three uses of a tensor or parameter or more.
+    fn mixes_uses(&self, parameters: usize) -> bool {
         let (live, tracked) = (self.live(parameters), self.tracked(parameters));
-        let scopes = self.scopes.of_each(self.ops.len());
-        let above = self.above_scopes(parameters);
-        let mut uses = vec![Vec::new(); live.len()];
-        for (at, operands) in self.operands(parameters).iter().enumerate() {
-            let value = parameters + at;
-            if live[value] && tracked[value] {
-                for (place, operand) in operands.iter().enumerate() {
-                    let is_alone = !scopes[at] && self.ops[at].takes_alone(place);
-                    uses[*operand].push(if is_alone {
-                        above[*operand]
-                    } else {
-                        above[value]
-                    });
-                }
+        let mut uses = vec![0; live.len()];
+        for (at, operands) in self.operands(parameters).into_iter().enumerate() {
+            if live[parameters + at] && tracked[parameters + at] {
+                operands.into_iter().for_each(|operand| uses[operand] += 1);
             }
         }
         for output in self.outputs(parameters) {
-            uses[output].push(match scopes[self.ops.len()] {
-                true => Some(true),
-                false => above[output],
-            });
+            uses[output] += 1;
         }
-        uses
-    }
-
-    /// Whether a tensor or parameter is used three times or more, in scopes or with their results,
-    /// and without them.
-    fn mixes_uses(&self, parameters: usize) -> bool {
-        let is_mixed = |uses: &Vec<Option<bool>>| {
-            let may_be = |known| uses.iter().any(|of| of.is_none_or(|of| of == known));
-            uses.len() >= 3 && may_be(true) && may_be(false)
-        };
-        self.uses(parameters).iter().any(is_mixed)
+        self.scopes != Scopes::None && uses.into_iter().any(|uses| uses >= 3)
     }
 
     /// Whether the loss depends on any parameter; a constant has no backward pass.
@@ -271,8 +207,9 @@ impl Program {
         &self.graphs[step.graph % self.graphs.len()]
     }
 
-    /// Whether the docs say that its weights may differ in their last bits: what is outside of all
-    /// scopes, and not computed from their results, is not recorded without `Recompute`.
+    /// Whether its weights may differ in their last bits, as the docs say: what is outside of all
+    /// scopes, and not computed from their results, is not recorded without `Recompute`. Also says so
+    /// of some programs whose weights may not.
     pub(super) fn may_differ_in_last_bits(&self) -> bool {
         let is_recorded = |step: &Step| self.recompute != Recompute::None && step.is_armed;
         let mut steps = self.steps.iter().filter(|step| !is_recorded(step));

@@ -159,7 +159,7 @@ impl Reference {
         let mut steps: Vec<Expected> = Vec::new();
         for (seed, step) in (0..).zip(&program.steps) {
             let mut pass = Pass::new(program.graph(step), &model, seed).of_live_values();
-            let grads = GradientsParams::from_grads(pass.loss().backward(), &model);
+            let grads = gradients(&model, pass.loss());
             model = optim.step(STEP, model, grads);
             steps.push(Expected {
                 weights: Weights::of::<Plain<I>, _>(&model),
@@ -202,7 +202,7 @@ impl Reference {
                 _ => model,
             };
             drop(before);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            let grads = gradients(&model, loss);
             if grads.is_empty() != (step.is_armed && step.call != Call::Disarm) {
                 return Err(format!("step {seed}: {} gradients are left", grads.len()));
             }

@@ -98,19 +98,21 @@ fn a_policy_that_changes_between_two_armings() {
         model = optim.arm(RATE, model);
         optim = optim.with_recompute(second);
         model = optim.arm(RATE, model);
-        let grads = GradientsParams::from_grads(model.loss(FULL, 0).backward(), &model);
+        let grads = gradients(&model, model.loss(FULL, 0));
         model = optim.step(RATE, model, grads);
         let recomputed = optim.last_step().expect("a step was taken").recomputed();
-        (Weights::of::<R, _>(&model), recomputed.segments)
+        (Weights::of(&model), recomputed.segments)
     };
     let (kept, none) = run(Recompute::None, Recompute::None);
     assert_eq!(none, 0);
-    let (weights, segments) = run(Recompute::None, Recompute::Automatic);
-    weights.assert_same(&kept, "recomputed");
-    assert!(segments > 0);
-    let (weights, segments) = run(Recompute::Automatic, Recompute::None);
-    weights.assert_same(&kept, "kept");
-    assert_eq!(segments, 0);
+    for (first, second, recomputes) in [
+        (Recompute::None, Recompute::Automatic, true),
+        (Recompute::Automatic, Recompute::None, false),
+    ] {
+        let (weights, segments) = run(first, second);
+        weights.assert_same(&kept, format!("{second:?}"));
+        assert_eq!(segments > 0, recomputes, "{second:?}");
+    }
 }
 
 #[test]

@@ -60,11 +60,11 @@ fn dropout_has_the_same_mask() {
                 if recompute == Recompute::None {
                     assert!(kept <= bound, "{kept} bytes of {bound}");
                 }
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                let grads = gradients(&model, loss);
                 assert!(grads.is_empty());
                 model = optim.step(RATE, model, grads);
                 let context = format!("{recompute:?}, after step {step}");
-                Weights::of::<R, _>(&model).assert_same(expected, context);
+                Weights::of(&model).assert_same(expected, context);
             }
         }
     });

@@ -244,7 +244,7 @@ fn a_second_backward_through_what_is_kept_panics() {
         let x = noise::<R, 2>(step, [2, 4], &device);
         let loss = model.forward(x).tanh().square().mean();
         let again = loss.clone();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = gradients(&model, loss);
         panic_of(|| again.backward());
         model = optim.step(RATE, model, grads);
     }

@@ -8,26 +8,18 @@ const ROWS: usize = 64;
 const STEPS: u64 = 4;
 
 /// A generator, or a discriminator.
-#[derive(Module, Debug)]
-struct Network<B: Backend> {
-    layers: Vec<Linear<B>>,
+type Network<B> = Vec<Linear<B>>;
+
+fn network<B: Backend>(depth: usize) -> Network<B> {
+    let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&Default::default());
+    (0..depth).map(layer).collect()
 }
 
-impl<B: Backend> Network<B> {
-    fn new(depth: usize) -> Self {
-        let layer = || LinearConfig::new(WIDTH, WIDTH).init(&Default::default());
-        Self {
-            layers: (0..depth).map(|_| layer()).collect(),
-        }
-    }
-
-    fn forward(&self, mut x: Tensor<B, 2>) -> Tensor<B, 2> {
-        for layer in &self.layers {
-            let y = layer.forward(x);
-            x = (y.clone().exp().tanh() * y.clone().sin() + y.cos()).tanh();
-        }
-        x
-    }
+fn forward<B: Backend>(network: &[Linear<B>], x: Tensor<B, 2>) -> Tensor<B, 2> {
+    network.iter().fold(x, |x, layer| {
+        let y = layer.forward(x);
+        (y.clone().exp().tanh() * y.clone().sin() + y.cos()).tanh()
+    })
 }
 
 /// How a step goes through the two networks.
@@ -45,8 +37,12 @@ enum Program {
     Alternating,
 }
 
-fn alternating<B: Backend>(one: &Network<B>, other: &Network<B>, z: Tensor<B, 2>) -> Tensor<B, 1> {
-    let layers = one.layers.iter().zip(&other.layers);
+fn alternating<B: Backend>(
+    one: &[Linear<B>],
+    other: &[Linear<B>],
+    z: Tensor<B, 2>,
+) -> Tensor<B, 1> {
+    let layers = one.iter().zip(other);
     let x = layers.fold(z, |x, (one, other)| {
         let left = one.forward(x.clone()).tanh();
         (other.forward(left.clone()).exp() + x).sin() + left
@@ -67,25 +63,25 @@ where
     O: Optimizer<Network<B>, B>,
 {
     let device = Default::default();
-    let mut generator: Network<B> = load(Network::new(5), &start[0], &device);
-    let mut judge: Network<B> = load(Network::new(4), &start[1], &device);
+    let mut generator: Network<B> = load(network(5), &start[0], &device);
+    let mut judge: Network<B> = load(network(4), &start[1], &device);
     let (mut of_generator, mut of_judge) = (make(), make());
     let mut weights = Vec::new();
     for step in 0..STEPS {
         let z = || noise::<B, 2>(2 * step, [ROWS, WIDTH], &device);
         let real = noise::<B, 2>(2 * step + 1, [ROWS, WIDTH], &device);
-        let of_fake = |judge: &Network<B>, fake: Tensor<B, 2>| judge.forward(fake).mean();
+        let of_fake = |judge: &Network<B>, fake: Tensor<B, 2>| forward(judge, fake).mean();
         let apart = |judge: &Network<B>, fake: Tensor<B, 2>| {
-            of_fake(judge, fake) - judge.forward(real.clone()).square().mean()
+            of_fake(judge, fake) - forward(judge, real.clone()).square().mean()
         };
         // What is armed, and run forward and backward, and stepped, in this order.
         match program {
             Program::TwoForwards => {
                 judge = arm(&mut of_judge, judge);
-                let loss = apart(&judge, generator.forward(z()).detach());
+                let loss = apart(&judge, forward(&generator, z()).detach());
                 judge = ordinary_step(RATE, judge, &mut of_judge, loss);
                 generator = arm(&mut of_generator, generator);
-                let loss = of_fake(&judge, generator.forward(z()));
+                let loss = of_fake(&judge, forward(&generator, z()));
                 generator = ordinary_step(RATE, generator, &mut of_generator, loss);
             }
             Program::OneForward | Program::ArmedBetween => {
@@ -96,7 +92,7 @@ where
                 if program == Program::ArmedBetween {
                     generator = arm(&mut of_generator, generator);
                 }
-                let fake = generator.forward(z());
+                let fake = forward(&generator, z());
                 let loss = apart(&judge, fake.clone().detach());
                 judge = ordinary_step(RATE, judge, &mut of_judge, loss);
                 let loss = of_fake(&judge, fake);
@@ -106,7 +102,7 @@ where
                 generator = arm(&mut of_generator, generator);
                 judge = arm(&mut of_judge, judge);
                 let loss = if program == Program::OneLoss {
-                    apart(&judge, generator.forward(z()))
+                    apart(&judge, forward(&generator, z()))
                 } else {
                     alternating(&generator, &judge, z())
                 };
@@ -127,7 +123,7 @@ where
 fn two_optimizers_that_recompute_are_exact() {
     type Adams = ReleaseOptimizer<Adam, Network<R>, R>;
 
-    let start = [5, 4].map(|depth| save(Network::<P>::new(depth)));
+    let start = [5, 4].map(|depth| save(network::<P>(depth)));
     let unit = (ROWS * WIDTH * size_of::<f32>()) as u64;
     for program in [
         Program::TwoForwards,

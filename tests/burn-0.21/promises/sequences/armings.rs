@@ -24,13 +24,11 @@ fn one_backward_over_two_armings() {
         run.model = run.optim.arm(RATE, run.model);
         let first = run.loss(step as usize);
         run.model = run.optim.arm(OTHER, run.model);
-        let loss = both(first, run.loss(step as usize + 10));
-        let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+        let grads = gradients(&run.model, both(first, run.loss(step as usize + 10)));
         run.model = run.optim.step(OTHER, run.model, grads);
         let report = run.optim.last_step().expect("a step");
         assert_all_released(&report, trainable::<R, _>(&run.model));
-        run.weights()
-            .assert_same(&Weights::of::<P, _>(&plain), step);
+        run.weights().assert_same(&Weights::of(&plain), step);
     }
 }
 
@@ -44,7 +42,7 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
     run.model = run.optim.disarm(run.model);
     let mut another: Optim<Views> = AdamConfig::new().init().with_gradient_release();
     run.model = another.arm(OTHER, run.model);
-    let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+    let grads = gradients(&run.model, loss);
     assert!(grads.is_empty());
     run.model = another.step(OTHER, run.model, grads);
 
@@ -52,7 +50,7 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
     let loss = Views::loss::<P>(&plain, Size::Small, 0);
     let plain = ordinary_step(OTHER, plain, &mut AdamConfig::new().init(), loss);
     run.weights()
-        .assert_same(&Weights::of::<P, _>(&plain), "taken over");
+        .assert_same(&Weights::of(&plain), "taken over");
 }
 
 /// The backward pass after it frees a forward pass that was thrown away, whatever was called in
@@ -70,8 +68,7 @@ fn forward_passes_thrown_away_do_not_pile_up() {
                 run.model = run.optim.arm(RATE, run.model);
                 drop(run.loss(step));
                 run = run.call(call).0;
-                let loss = run.loss(step);
-                let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+                let grads = gradients(&run.model, run.loss(step));
                 run.model = run.optim.step(OTHER, run.model, grads);
                 if step == 20 {
                     before = ALLOCATIONS.current_usage();
@@ -96,7 +93,7 @@ fn dropping_an_armed_optimizer_only_marks() {
         let before = ALLOCATIONS.current_usage();
         drop(run.optim);
         assert_eq!(ALLOCATIONS.peak_usage(), before, "something was allocated");
-        let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+        let grads = gradients(&run.model, loss);
         assert_eq!(grads.len(), trainable::<R, _>(&run.model));
     });
 }

@@ -66,7 +66,7 @@ fn plain<S: Scenario>(start: &Start, rate: f64) -> Vec<Weights> {
         let rate = if step == CASE { rate } else { RATE };
         let loss = S::loss::<P>(&model, Size::Small, step as u64);
         model = ordinary_step(rate, model.clone(), &mut optim, loss);
-        Weights::of::<P, _>(&model)
+        Weights::of(&model)
     });
     steps.collect()
 }
@@ -150,7 +150,7 @@ impl<S: Scenario> Run<S> {
     }
 
     fn weights(&self) -> Weights {
-        Weights::of::<R, _>(&self.model)
+        Weights::of(&self.model)
     }
 }
 
@@ -178,8 +178,7 @@ fn check<S: Scenario>(start: &Start, reference: &Reference, call: Call, moment: 
     run = make(run, Moment::BeforeForward);
     let loss = run.loss(CASE);
     run = make(run, Moment::BeforeBackward);
-    let grads = loss.backward();
-    let grads = GradientsParams::from_grads(grads, &run.model);
+    let grads = gradients(&run.model, loss);
     let parameters = trainable::<R, _>(&run.model);
     let gradients = if wanted == Expected::Ordinary {
         parameters
@@ -248,20 +247,13 @@ fn assert_abandoned<S: Scenario>(
     S::Model<R>: Module<R>,
 {
     run.weights().assert_same(stepped, case);
-    let is_told = |error: &ReleaseError| {
-        let is_abandoned = matches!(error, ReleaseError::Abandoned { .. });
-        assert!(is_abandoned, "{case}: {error:?}");
-    };
-    let refused = run.optim.try_step(RATE, run.model, grads).expect_err(case);
-    is_told(refused.error());
-    let (model, grads) = refused.into_given();
+    let again = run.optim.try_step(RATE, run.model, grads);
+    let (model, grads) = refused!(again, ReleaseError::Abandoned { .. });
     assert!(grads.is_empty());
-    let refused = run.optim.try_arm(RATE, model).expect_err(case);
-    is_told(refused.error());
+    let armed = run.optim.try_arm(RATE, model);
+    let (model, ()) = refused!(armed, ReleaseError::Abandoned { .. });
     // The way out that the error names.
-    let model = refused
-        .into_model()
-        .fork(&<R as BackendTypes>::Device::default());
+    let model = model.fork(&<R as BackendTypes>::Device::default());
     let run = Run::<S> { model, ..run }.step(CASE + 1);
     run.weights().assert_moved(stepped, case);
 }

@@ -4,7 +4,6 @@
 use super::Call;
 use crate::harness::prelude::*;
 
-const POLICIES: [Recompute; 2] = [Recompute::None, Recompute::Automatic];
 /// Which graphs Burn merges and forgets is decided by the order of a hash set, so each case is run
 /// often.
 const RUNS: usize = 25;
@@ -53,36 +52,47 @@ impl<B: AutodiffBackend> InTurn<B> {
 /// Plain Burn's weights after these steps.
 fn plain(steps: &[u64]) -> Weights {
     let mut optim = SgdConfig::new().init();
-    let mut model = InTurn::<P>::new();
-    for step in steps {
+    let step = |model: InTurn<P>, step: &u64| {
         let loss = model.loss(*step);
-        model = ordinary_step(RATE, model, &mut optim, loss);
+        ordinary_step(RATE, model, &mut optim, loss)
+    };
+    Weights::of(&steps.iter().fold(InTurn::new(), step))
+}
+
+type Optim = ReleaseOptimizer<Sgd<Flex>, InTurn<R>, R>;
+
+/// Runs each case often, without recomputing and with: the weights are these.
+fn same<C: Copy + std::fmt::Debug>(
+    expected: &Weights,
+    cases: impl IntoIterator<Item = C>,
+    run: impl Fn(&mut Optim, C) -> InTurn<R>,
+) {
+    for case in cases {
+        for policy in [Recompute::None, Recompute::Automatic] {
+            for number in 0..RUNS {
+                let optim = SgdConfig::new().init().with_gradient_release();
+                let model = run(&mut optim.with_recompute(policy), case);
+                let context = format!("{policy:?}, {case:?}, run {number}");
+                Weights::of(&model).assert_same(expected, context);
+            }
+        }
     }
-    Weights::of::<P, _>(&model)
 }
 
 #[test]
 fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
-    let expected = plain(&[0, 1]);
-    let steps = [[true, false], [false, true], [true, true], [false, false]];
-    let cases = POLICIES.map(|policy| steps.map(|is_armed| (policy, is_armed)));
-    for (policy, is_armed) in cases.into_iter().flatten() {
-        for run in 0..RUNS {
-            let mut model = InTurn::<R>::new();
-            let optim = SgdConfig::new().init().with_gradient_release();
-            let mut optim = optim.with_recompute(policy);
-            for (step, is_armed) in is_armed.into_iter().enumerate() {
-                if is_armed {
-                    model = optim.arm(RATE, model);
-                }
-                let loss = model.loss(step as u64);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
+    let armed = [[true, false], [false, true], [true, true], [false, false]];
+    same(&plain(&[0, 1]), armed, |optim, armed| {
+        let mut model = InTurn::new();
+        for (step, is_armed) in (0..).zip(armed) {
+            if is_armed {
+                model = optim.arm(RATE, model);
             }
-            let context = format!("{policy:?}, {is_armed:?}, run {run}");
-            Weights::of::<R, _>(&model).assert_same(&expected, context);
+            let loss = model.loss(step);
+            model = ordinary_step(RATE, model, optim, loss);
         }
-    }
+        model
+    });
 }
 
 /// When a result that leads to no loss is dropped.
@@ -103,67 +113,51 @@ const DROPPED: [[Dropped; 2]; 4] = {
     ]
 };
 
+/// Makes a call. Returns the results that are to live on.
+fn around<T, const D: usize>(
+    results: [Tensor<R, D>; 2],
+    dropped: [Dropped; 2],
+    call: impl FnOnce() -> T,
+) -> (T, Vec<(Tensor<R, D>, Dropped)>) {
+    let mut results: Vec<_> = results.into_iter().zip(dropped).collect();
+    results.retain(|(_, dropped)| *dropped != Dropped::BeforeTheCall);
+    let called = call();
+    results.retain(|(_, dropped)| *dropped != Dropped::AfterTheCall);
+    (called, results)
+}
+
 /// Between forward and backward.
 #[test]
 fn a_call_in_between_loses_no_gradient() {
-    let expected = {
-        let model = InTurn::<P>::new();
-        let (loss, _others) = model.loss_and_others();
-        Weights::of::<P, _>(&ordinary_step(
-            RATE,
-            model,
-            &mut SgdConfig::new().init(),
-            loss,
-        ))
-    };
+    let model = InTurn::<P>::new();
+    let (loss, _others) = model.loss_and_others();
+    let expected = ordinary_step(RATE, model, &mut SgdConfig::new().init(), loss);
     let cases = DROPPED.map(|dropped| [Call::Arm, Call::Disarm].map(|call| (call, dropped)));
-    let cases = POLICIES.map(|policy| cases.map(|cases| cases.map(|case| (policy, case))));
-    for (policy, (call, dropped)) in cases.into_iter().flatten().flatten() {
-        for run in 0..RUNS {
-            let optim = SgdConfig::new().init().with_gradient_release();
-            let mut optim = optim.with_recompute(policy);
-            let mut model = optim.arm(RATE, InTurn::<R>::new());
-            let (loss, others) = model.loss_and_others();
-            let mut others: Vec<_> = others.into_iter().zip(dropped).collect();
-            others.retain(|(_, dropped)| *dropped != Dropped::BeforeTheCall);
-            model = match call {
-                Call::Disarm => optim.disarm(model),
-                _ => optim.arm(RATE, model),
-            };
-            others.retain(|(_, dropped)| *dropped != Dropped::AfterTheCall);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(RATE, model, grads);
-            drop(others);
-            let context = format!("{policy:?}, {call:?}, {dropped:?}, run {run}");
-            Weights::of::<R, _>(&model).assert_same(&expected, context);
-        }
-    }
+    let cases = cases.into_iter().flatten();
+    same(&Weights::of(&expected), cases, |optim, (call, dropped)| {
+        let model = optim.arm(RATE, InTurn::new());
+        let (loss, others) = model.loss_and_others();
+        let (model, _others) = around(others, dropped, || match call {
+            Call::Disarm => optim.disarm(model),
+            _ => optim.arm(RATE, model),
+        });
+        ordinary_step(RATE, model, optim, loss)
+    });
 }
 
 /// Forward passes under an arming that is taken back are thrown away, before that and after it.
 #[test]
 fn a_disarmed_model_gets_its_gradients() {
-    let expected = plain(&[1]);
-    let cases = DROPPED.map(|dropped| [1, 2].map(|backwards| (dropped, backwards)));
-    let cases = POLICIES.map(|policy| cases.map(|cases| cases.map(|case| (policy, case))));
-    for (policy, (dropped, backwards)) in cases.into_iter().flatten().flatten() {
-        for run in 0..RUNS {
-            let optim = SgdConfig::new().init().with_gradient_release();
-            let mut optim = optim.with_recompute(policy);
-            let mut model = optim.arm(RATE, InTurn::<R>::new());
-            let others = [model.loss(0), model.loss(1)];
-            let mut others: Vec<_> = others.into_iter().zip(dropped).collect();
-            others.retain(|(_, dropped)| *dropped != Dropped::BeforeTheCall);
-            model = optim.disarm(model);
-            others.retain(|(_, dropped)| *dropped != Dropped::AfterTheCall);
-            for _ in 1..backwards {
-                drop(model.loss(0).backward());
-            }
-            let grads = GradientsParams::from_grads(model.loss(1).backward(), &model);
-            model = optim.step(RATE, model, grads);
-            drop(others);
-            let context = format!("{policy:?}, {dropped:?}, {backwards} backwards, run {run}");
-            Weights::of::<R, _>(&model).assert_same(&expected, context);
+    let cases = DROPPED.map(|dropped| [false, true].map(|is_again| (dropped, is_again)));
+    let cases = cases.into_iter().flatten();
+    same(&plain(&[1]), cases, |optim, (dropped, is_again)| {
+        let model = optim.arm(RATE, InTurn::new());
+        let others = [model.loss(0), model.loss(1)];
+        let (model, _others) = around(others, dropped, || optim.disarm(model));
+        if is_again {
+            drop(model.loss(0).backward());
         }
-    }
+        let loss = model.loss(1);
+        ordinary_step(RATE, model, optim, loss)
+    });
 }

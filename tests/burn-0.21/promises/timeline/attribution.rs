@@ -148,13 +148,12 @@ fn a_recorded_optimizer_clips() {
 
     let _turn = turn();
     let start = Start::new::<Mlp>(Size::Small);
+    let unclipped = weights::<Plain<Flex>>(&start, SgdConfig::new().init());
     for clipping in [
         GradientClippingConfig::Value(1e-3),
         GradientClippingConfig::Norm(1e-3),
     ] {
-        let config = SgdConfig::new();
-        let unclipped = weights::<Plain<Flex>>(&start, config.init());
-        let config = config.with_gradient_clipping(Some(clipping));
+        let config = SgdConfig::new().with_gradient_clipping(Some(clipping));
         let expected = weights::<Plain<Flex>>(&start, config.init());
         assert_ne!(expected, unclipped);
         assert_eq!(weights::<P>(&start, config.init().recorded()), expected);

@@ -114,8 +114,7 @@ fn an_optimizer_with_states_is_refused() {
     let _turn = turn();
     let mut optim = AdamConfig::new().init::<P, Model<P>>();
     let model = Start::new::<Mlp>(Size::Small).model::<Mlp, P>();
-    let grads = Mlp::loss::<P>(&model, Size::Small, 0).backward();
-    let grads = GradientsParams::from_grads(grads, &model);
+    let grads = gradients(&model, Mlp::loss::<P>(&model, Size::Small, 0));
     optim.step(RATE, model, grads);
     let _ = optim.recorded();
 }

@@ -57,7 +57,7 @@ where
         let grads = backward(|| loss.backward());
         let grads = GradientsParams::from_grads(grads, &model);
         model = optim.step(RATE, model, grads);
-        weights.push(Weights::of::<B, _>(&model).digest());
+        weights.push(Weights::of(&model).digest());
     }
     weights
 }

@@ -1,6 +1,6 @@
 //! Settings of a group of parameters.
 
-use std::fmt::{self, Display, Formatter};
+use std::fmt::{self, Formatter};
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -136,31 +136,6 @@ impl<O> GroupOptions<O> {
             },
             clips_by_norm: self.clips_by_norm && rest.clips_by_norm,
         }
-    }
-}
-
-/// Prints the options that the optimizer itself does not show.
-impl<O> Display for GroupOptions<O> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut words = Vec::new();
-        if self.is_frozen {
-            words.push("frozen".to_string());
-        }
-        if self.lr_factor != 1.0 {
-            words.push(format!("rate x {}", self.lr_factor));
-        }
-        match &self.grad_clipping {
-            Some(Some(GradientClipping::Norm(norm))) => {
-                words.push(format!("clipped to norm {norm}"))
-            }
-            Some(Some(GradientClipping::Value(value))) => words.push(format!("clipped to {value}")),
-            Some(None) => words.push("not clipped".to_string()),
-            None => {}
-        }
-        if self.optim.is_some() {
-            words.push("its own optimizer".to_string());
-        }
-        f.write_str(&words.join(", "))
     }
 }
 

@@ -80,11 +80,3 @@ impl Clone for OwnedRate {
         }
     }
 }
-
-impl std::fmt::Debug for OwnedRate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OwnedRate")
-            .field("upcoming", &self.peek())
-            .finish_non_exhaustive()
-    }
-}

@@ -7,7 +7,7 @@
 
 use std::{
     any::Any,
-    fmt, mem,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -69,7 +69,6 @@ fn next_arming() -> u64 {
 }
 
 /// Cuts the forward passes of armed parameters into segments.
-#[derive(Debug)]
 pub(crate) struct Tracer {
     policy: Recompute,
     state: Mutex<State>,
@@ -410,14 +409,5 @@ impl State {
         self.segment = subgraph::next_number();
         self.made = 0;
         self.shared = None;
-    }
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
-            .field("mode", &self.mode)
-            .field("operations", &self.trace.len())
-            .finish_non_exhaustive()
     }
 }

@@ -484,11 +484,3 @@ impl<B: Backend> Owner for Slot<B> {
         &self.progress
     }
 }
-
-impl<B: Backend> std::fmt::Debug for Slot<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot")
-            .field("param", &self.param)
-            .finish_non_exhaustive()
-    }
-}

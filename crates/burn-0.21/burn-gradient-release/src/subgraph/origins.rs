@@ -134,12 +134,3 @@ impl<B: Backend> Origins<B> {
         derived
     }
 }
-
-impl<B: Backend> std::fmt::Debug for Origins<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Origins")
-            .field("armed_sets", &self.armed_sets().len())
-            .field("subgraph", &self.number())
-            .finish()
-    }
-}

@@ -319,14 +319,6 @@ impl<B: Backend> Expression<B> {
     }
 }
 
-impl<B: Backend> std::fmt::Debug for Derived<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Derived")
-            .field("order", &self.order())
-            .finish_non_exhaustive()
-    }
-}
-
 impl<B: Backend> Edge<B> {
     fn value(&self) -> Option<FloatTensor<B>> {
         let source = lock(&self.source).clone();

@@ -21,10 +21,9 @@ use crate::{
 /// Float tensor primitive of [`GradientRelease`](crate::GradientRelease).
 ///
 /// As long as nothing is armed it is a thin wrapper around the tensor of `burn-autodiff`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReleaseTensor<B: Backend>(pub(crate) Repr<B>);
 
-#[derive(Debug)]
 pub(crate) enum Repr<B: Backend> {
     /// An ordinary autodiff tensor.
     Plain(AdTensor<B>, Origins<B>),
@@ -139,5 +138,14 @@ impl<B: Backend> TensorMetadata for ReleaseTensor<B> {
 
     fn rank(&self) -> usize {
         self.shape().num_dims()
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for ReleaseTensor<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReleaseTensor")
+            .field("shape", &self.shape())
+            .field("dtype", &self.dtype())
+            .finish_non_exhaustive()
     }
 }

@@ -26,7 +26,6 @@ use crate::{
 
 /// Owner of a [`Slot`]. Not `Clone`: a copy would either change with the original or keep its old
 /// buffer alive, so copies are [`Snapshot`]s.
-#[derive(Debug)]
 pub(crate) struct Live<B: Backend> {
     slot: Arc<Slot<B>>,
     site: Site<B>,
@@ -34,7 +33,7 @@ pub(crate) struct Live<B: Backend> {
 }
 
 /// A value read from a [`Slot`], with the leaf it had then.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Snapshot<B: Backend> {
     pub(crate) leaf: AdTensor<B>,
     pub(crate) site: Site<B>,
@@ -234,11 +233,5 @@ impl<B: Backend> Snapshot<B> {
             guard.check();
         }
         self.leaf
-    }
-}
-
-impl<B: Backend> std::fmt::Debug for Site<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Site").finish_non_exhaustive()
     }
 }

@@ -409,11 +409,3 @@ impl<B: Backend> Output<B> {
         self.node.segment.tracer.as_ref()
     }
 }
-
-impl<B: Backend> std::fmt::Debug for Replayable<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Replayable")
-            .field("order", &self.order)
-            .finish_non_exhaustive()
-    }
-}

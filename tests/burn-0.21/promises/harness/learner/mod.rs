@@ -139,7 +139,7 @@ where
     let result = supervised.launch(learner);
     Run {
         found: log.take(),
-        last: Weights::of::<Flex, _>(&result.model),
+        last: Weights::of(&result.model),
         given: result.model.given(),
         renderer,
         directory: training.directory.clone(),

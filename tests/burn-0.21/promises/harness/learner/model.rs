@@ -396,7 +396,7 @@ impl<B: AutodiffBackend> TrainStep for RegressionModel<B> {
             given.push(weights);
             given.len() - 1
         };
-        let call = note(Weights::of::<A, _>(&self));
+        let call = note(Weights::of(&self));
         match how {
             Optimize::ClampAfter => optim.step(lr, self, grads).map(&mut Clamp),
             Optimize::ClampBefore => optim.step(lr, self.map(&mut Clamp), grads),
@@ -405,7 +405,7 @@ impl<B: AutodiffBackend> TrainStep for RegressionModel<B> {
             Optimize::KeepCopy => {
                 let copy = self.clone();
                 let model = optim.step(lr, self, grads);
-                note(Weights::of::<A, _>(&copy));
+                note(Weights::of(&copy));
                 model
             }
             Optimize::Default | Optimize::Noted | Optimize::Skip(_) => optim.step(lr, self, grads),

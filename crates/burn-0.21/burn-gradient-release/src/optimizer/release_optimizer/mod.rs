@@ -416,7 +416,7 @@ where
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReleaseOptimizer")
             .field("armed", &self.is_armed())
-            .field("rate", &self.rate)
+            .field("rate", &self.next_learning_rate())
             .finish_non_exhaustive()
     }
 }
