@@ -86,16 +86,11 @@ pub(super) fn activated_linear<const D: usize>(
     weight: LinearWeight,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let LinearWeight {
-        value,
-        frozen,
-        factors,
-    } = weight;
     if let Some(up) = &up {
         let [dims, of_up] = [input.dims(), up.dims()];
         assert_eq!(dims, of_up, "gated linear unit: the shapes differ");
     }
-    if let Some(value) = &value {
+    if let Some(value) = &weight.value {
         let types = [input.dtype(), value.dtype()];
         assert!(
             types[0] == types[1],
@@ -106,16 +101,13 @@ pub(super) fn activated_linear<const D: usize>(
         true => checked(prob),
         false => 0.0,
     };
-    let (factors, scale) = factors.unzip();
-    let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
-    let operands = [
-        Some(input.into_dispatch()),
+    let ([value, a, b], frozen, scale) = weight.into_operands();
+    let input = Some(input.into_dispatch());
+    let [up, bias] = [
         up.map(Tensor::into_dispatch),
-        value.map(Tensor::into_dispatch),
-        a.map(Tensor::into_dispatch),
-        b.map(Tensor::into_dispatch),
         bias.map(Tensor::into_dispatch),
     ];
+    let operands = [input, up, value, a, b, bias];
     apply(operands, |mut operands: Operands<6>| {
         let wants: [bool; 6] = std::array::from_fn(|at| operands.wants(at));
         let input = operands.take::<D>(INPUT);
@@ -157,7 +149,9 @@ pub(super) fn activated_linear<const D: usize>(
         if !weight.is_ready(computed) {
             bytes = bytes.max(FEWEST_ROWS * 4 * width);
         }
-        let mut reduced = Vec::new();
+        // Of no rows: there may be none at all.
+        let none = |factors: &Factors| filled([0, factors.rank()], wide(dtype), &inputs[0]);
+        let mut reduced = Vec::from_iter(factors.as_ref().map(none));
         let mut output_of = |part: Range<usize>| {
             let inputs = inputs.iter().map(|x| x.clone().slice([part.clone()]));
             let mut hidden = activated(function, inputs.collect());
@@ -188,7 +182,7 @@ pub(super) fn activated_linear<const D: usize>(
                 })
             }
         };
-        if wants[B] && !reduced.is_empty() {
+        if wants[B] {
             kept.reduced = Some(Tensor::cat(reduced, 0));
         }
         (shaped(output, dims), kept)

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use burn::backend::DispatchTensor;
 use burn::module::{LoraAdapter, Param};
 use burn::tensor::{DType, Tensor};
 
@@ -41,6 +42,16 @@ pub struct LinearWeight {
 }
 
 impl LinearWeight {
+    /// The value and the factors as operands, the weight that is none, and the scale of the factors.
+    pub(super) fn into_operands(
+        self,
+    ) -> ([Option<DispatchTensor>; 3], Option<Weight>, Option<f64>) {
+        let (factors, scale) = self.factors.unzip();
+        let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
+        let operands = [self.value, a, b].map(|operand| operand.map(Tensor::into_dispatch));
+        (operands, self.frozen, scale)
+    }
+
     pub(super) fn dims(&self) -> [usize; 2] {
         match (&self.value, &self.frozen) {
             (Some(value), _) => value.dims(),

@@ -19,7 +19,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Tensors in a `*.safetensors` file or several, of which nothing but the heads was read.
 #[derive(Debug)]
 pub struct Weights {
-    tensors: BTreeMap<String, Stored>,
+    pub(super) tensors: BTreeMap<String, Stored>,
     precision: Option<MixedPrecision>,
 }
 
@@ -83,12 +83,22 @@ impl Weights {
         model: M,
         names: impl Fn(&str) -> String,
     ) -> Result<M, SafetensorsError> {
+        #[cfg(feature = "operations")]
+        super::nf4::refuse_packed(&self.tensors)?;
+        self.load_where(model, |path| Some(Place::of(path, &names)))
+    }
+
+    /// [`load`](Self::load) into the parameters that have a place.
+    pub(super) fn load_where<M: Module>(
+        self,
+        model: M,
+        place: impl Fn(&Path) -> Option<Place>,
+    ) -> Result<M, SafetensorsError> {
         check_floats(&model)?;
         let half = match &self.precision {
             Some(precision) => Some((precision.params(&model)?, precision.dtype())),
             None => None,
         };
-        let place = |path: &Path| Some(Place::of(path, &names));
         let dtype = |id, path: &str| match &half {
             Some((group, dtype)) if group.matches(&id, Some(path)) => Some(*dtype),
             _ => Some(DType::F32),
@@ -184,6 +194,12 @@ impl<P, T> Fill<P, T> {
             return Err(SafetensorsError::Missing { name });
         };
         let expected = place.shape(shape);
+        if !stored.dtype.is_float() {
+            return Err(SafetensorsError::Type {
+                name,
+                dtype: format!("{:?}", stored.dtype),
+            });
+        }
         match stored.shape == expected {
             true => Ok(stored),
             false => Err(SafetensorsError::Shape {

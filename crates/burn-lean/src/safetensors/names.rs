@@ -49,17 +49,21 @@ impl Place {
 pub(super) fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError> {
     #[derive(Default)]
     struct Others {
-        path: Vec<String>,
+        path: Path,
         found: Option<(String, &'static str)>,
     }
     impl Others {
         fn find(&mut self, dtype: &'static str) {
-            self.found = Some((self.path.join("."), dtype));
+            #[cfg(feature = "operations")]
+            if super::nf4::is_piece(&self.path) {
+                return;
+            }
+            self.found = Some((path_text(&self.path), dtype));
         }
     }
     impl ModuleVisitor for Others {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.push((name.into(), container.into()));
         }
         fn exit_module(&mut self, _name: &str, _container: &str) {
             self.path.pop();

@@ -13,6 +13,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
 use super::names::{Place, check_floats};
+#[cfg(feature = "operations")]
+use super::nf4;
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
 use crate::path::{Path, PathVisitor, WithPaths};
@@ -20,11 +22,12 @@ use crate::path::{Path, PathVisitor, WithPaths};
 /// Writes the parameters of a model into a file, which is there as a whole, or stays as it was.
 ///
 /// `names` is that of [`load`](super::Weights::load). `dtype` gives the type of a tensor in the file, by
-/// that name and the parameter's own type.
+/// that name and the parameter's own type. Weights in [four bits](crate::operations::Nf4) are written as
+/// bitsandbytes and transformers write them, and [read](super::Weights::load_nf4).
 ///
 /// # Errors
 ///
-/// The file cannot be written, two parameters have one name, a type is not F32, BF16 or F16, or the model
+/// The file cannot be written, a weight in four bits has an adapter, two parameters have one name, a type is not F32, BF16 or F16, or the model
 /// has parameters that are no floats.
 pub fn save<M: Module>(
     model: &M,
@@ -154,11 +157,45 @@ struct Plan<P, T> {
     error: Option<SafetensorsError>,
 }
 
+#[cfg(feature = "operations")]
+impl<P, T> Plan<P, T> {
+    fn add_piece(&mut self, piece: nf4::Piece) {
+        let dtype = match piece.dtype {
+            DType::U8 => safetensors::Dtype::U8,
+            _ => safetensors::Dtype::F32,
+        };
+        self.tensors.push(Planned {
+            name: piece.name,
+            dtype: piece.dtype,
+            info: TensorInfo {
+                dtype,
+                shape: piece.shape,
+                data_offsets: (0, 0),
+            },
+        });
+    }
+}
+
 impl<P: Fn(&Path) -> Option<Place>, T: Fn(&str, DType) -> DType> PathVisitor for Plan<P, T> {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         let Some(place) = (self.place)(path) else {
             return;
         };
+        #[cfg(feature = "operations")]
+        match nf4::pieces(&place.name, param) {
+            _ if nf4::is_piece(path) => return,
+            Ok(None) => {}
+            Ok(Some(pieces)) => {
+                for piece in pieces {
+                    self.add_piece(piece);
+                }
+                return;
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+                return;
+            }
+        }
         let dtype = (self.dtype)(&place.name, param.base().dtype());
         match to_file(&place.name, dtype) {
             Ok(of_file) => self.tensors.push(Planned {
@@ -230,6 +267,13 @@ impl<P, V> Blocks<P, V> {
         self.error = self.file.write_all(head).err();
     }
 
+    #[cfg(feature = "operations")]
+    fn write_piece(&mut self, piece: &nf4::Piece) -> io::Result<()> {
+        let (start, _) = self.starts[&piece.name];
+        self.file.seek(SeekFrom::Start(start))?;
+        self.file.write_all(&piece.bytes)
+    }
+
     fn write<const D: usize>(&mut self, place: &Place, value: Tensor<D>) -> io::Result<()> {
         let (start, dtype) = self.starts[&place.name];
         self.file.seek(SeekFrom::Start(start))?;
@@ -258,6 +302,17 @@ impl<P: Fn(&Path) -> Option<Place>, V: Values> PathVisitor for Blocks<P, V> {
         if self.error.is_none()
             && let Some(place) = (self.place)(path)
         {
+            #[cfg(feature = "operations")]
+            match nf4::pieces(&place.name, param) {
+                _ if nf4::is_piece(path) => return,
+                Ok(Some(pieces)) => {
+                    let written = pieces.iter().try_for_each(|it| self.write_piece(it));
+                    self.error = written.err();
+                    return;
+                }
+                // An error was found by the plan.
+                _ => {}
+            }
             let (_, dtype) = self.starts[&place.name];
             let value = self.values.take(path, param, dtype);
             self.error = self.write(&place, value).err();

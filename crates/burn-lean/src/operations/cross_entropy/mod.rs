@@ -258,21 +258,15 @@ impl LinearCrossEntropy {
                 "linear_cross_entropy: a bias for each class"
             );
         }
-        let (factors, scale) = weight.factors.unzip();
-        let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
-        let operands = [
-            Some(hidden.into_dispatch()),
-            weight.value.map(Tensor::into_dispatch),
-            a.map(Tensor::into_dispatch),
-            b.map(Tensor::into_dispatch),
-            bias.map(Tensor::into_dispatch),
-        ];
+        let ([value, a, b], frozen, scale) = weight.into_operands();
+        let (hidden, bias) = (hidden.into_dispatch(), bias.map(Tensor::into_dispatch));
+        let operands = [Some(hidden), value, a, b, bias];
         apply(operands, |mut operands: Operands<5>| {
             let wants = std::array::from_fn(|at| operands.wants(at));
             let hidden = operands.take::<2>(HIDDEN);
             let wide = wide(hidden.dtype());
             let value = || Weight::Tensor(operands.take(WEIGHT));
-            let weight = weight.frozen.unwrap_or_else(value).dequantized();
+            let weight = frozen.unwrap_or_else(value).dequantized();
             let fused = Fused {
                 labels: Labels::new(&self.loss, self.z_loss, targets, classes, wide),
                 head: Head {

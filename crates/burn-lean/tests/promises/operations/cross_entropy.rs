@@ -478,7 +478,7 @@ fn the_logits_never_exist() {
             linear_cross_entropy(&loss, hidden, weight, None, targets())
         });
         let of_head = adapted(
-            weight.clone().inner(),
+            weight.clone().detach(),
             numbers([WIDTH, 2], 4, &flex()),
             numbers([2, CLASSES], 5, &flex()),
         );

@@ -10,7 +10,6 @@ use burn_lean::operations::{adapted_linear, nn, swiglu, swiglu_linear};
 use super::activations::{gelu_of_definition, silu_of_definition};
 use super::harness::{Case, noise, shaped, spread};
 use super::lora::{SCALE, adapted, frozen};
-use crate::accumulation::bits_of;
 use crate::harness::prelude::*;
 use crate::heap::{HEAP, warm_threads};
 
@@ -286,9 +285,10 @@ fn what_is_computed_again_has_the_bits_of_what_was_kept() {
     const DIMS: [usize; 3] = [2, 150, 120];
     for is_adapted in [true, false] {
         let [gate, up] = [1, 2].map(|at| (numbers(DIMS, at, &flex()) * 4.0).require_grad());
-        let [a, b] = [([120, 3], 3), ([3, 10], 4)].map(|(dims, at)| numbers(dims, at, &flex()));
+        let [a, b] = [([120, 3], 3), ([3, 10], 4)]
+            .map(|(dims, at)| numbers(dims, at, &flex()).require_grad());
         let weight = match is_adapted {
-            true => adapted(numbers([120, 10], 5, &flex()).inner(), a, b),
+            true => adapted(numbers([120, 10], 5, &flex()), a, b),
             false => Param::from_tensor(numbers([120, 10], 5, &flex())),
         };
         let run = |y: Tensor<3>| {
