@@ -336,7 +336,10 @@ fn four_bits_are_those_of_bitsandbytes() {
     let to = written.path().join("model.safetensors");
     save(&model, &to, str::to_owned, |_, dtype| dtype).unwrap();
     let (found, expected) = (bytes(&to), bytes(&file.join("model.safetensors")));
-    assert!(found.keys().eq(expected.keys()));
+    assert_eq!(
+        Vec::from_iter(found.keys()),
+        Vec::from_iter(expected.keys())
+    );
     for (name, expected) in expected {
         let found = &found[&name];
         assert_eq!((found.0, &found.1), (expected.0, &expected.1), "{name}");
@@ -361,6 +364,21 @@ fn four_bits_are_those_of_bitsandbytes() {
     }
 }
 
+/// What `adapters.py check` reads with bitsandbytes, which should print what this does.
+#[test]
+#[ignore = "writes into the folder NF4_FOLDER"]
+fn a_folder_for_bitsandbytes() {
+    let to = PathBuf::from(std::env::var("NF4_FOLDER").unwrap());
+    let dense = load(&folder("llama"), &Device::flex()).unwrap();
+    let group = ParamGroup::from_predicate("layers");
+    let packed = Nf4::new().with_group(group).pack(dense).unwrap();
+    let to = to.join("model.safetensors");
+    save(&packed, to, str::to_owned, |_, dtype| dtype).unwrap();
+    let logits = packed.logits(tensor(&known_adapters().tokens, &Device::flex()));
+    let [_, time, _] = logits.dims();
+    println!("{}", logits.slice([0..2, time - 1..time, 0..4]));
+}
+
 /// The type, the shape and the bytes of each tensor of a file. The length of a text differs by its blanks.
 fn bytes(file: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
     let mut store = SafetensorsStore::from_file(file);
@@ -380,7 +398,7 @@ fn bytes(file: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
 }
 
 /// Sums of f32 are in another order, and AdamW divides by roots of small numbers: 50 steps at a rate of 1e-3
-/// bring factors of about 0.2 apart by less than 1e-4, and losses by less than 1e-5 of themselves.
+/// bring factors of about 0.2 apart by less than 1e-5, and losses by less than 1e-5 of themselves.
 #[test]
 fn fifty_steps_of_adapters_are_those_of_peft() {
     let (known, device) = (known_adapters(), Device::flex().autodiff());
@@ -420,7 +438,7 @@ fn fifty_steps_of_adapters_are_those_of_peft() {
             moved = moved.max(largest(&initial[name].1, expected));
         }
         println!("{trained}: factors {apart:e} apart, moved by {moved:e}");
-        assert!(apart < 1e-4 && moved > 1e-2, "{trained}: {apart}, {moved}");
+        assert!(apart < 1e-5 && moved > 1e-2, "{trained}: {apart}, {moved}");
     }
 }
 

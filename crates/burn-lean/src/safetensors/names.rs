@@ -55,7 +55,7 @@ pub(super) fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError>
     impl Others {
         fn find(&mut self, dtype: &'static str) {
             #[cfg(feature = "operations")]
-            if super::nf4::is_piece(&self.path) {
+            if crate::operations::is_piece(&self.path) {
                 return;
             }
             self.found = Some((path_text(&self.path), dtype));

@@ -1,6 +1,5 @@
 //! Weights in four bits, under the names that bitsandbytes gives them.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -13,7 +12,8 @@ use super::error::SafetensorsError;
 use super::load::Weights;
 use super::names::Place;
 use super::read::Stored;
-use crate::operations::{Nf4, Nf4State, Nf4Weight};
+use super::write::{Piece, Values};
+use crate::operations::{Nf4, Nf4State, PackedWeights, is_piece, packed_weights};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 /// The ending of the tensor that says how a weight is packed.
@@ -30,15 +30,8 @@ struct QuantState {
     /// Of scales that are packed, too.
     nested_blocksize: Option<usize>,
     nested_dtype: Option<String>,
-    nested_offset: Option<f32>,
-}
-
-/// A tensor of a packed weight.
-pub(super) struct Piece {
-    pub(super) name: String,
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Vec<u8>,
+    /// As Python writes it: all digits of the f32.
+    nested_offset: Option<f64>,
 }
 
 impl Weights {
@@ -175,29 +168,46 @@ fn take_state(
         weight: bytes("", DType::U8)?,
         absmax: bytes(".absmax", DType::U8)?,
         nested_absmax: floats(&bytes(".nested_absmax", DType::F32)?),
-        nested_offset,
+        nested_offset: nested_offset as f32,
     };
     Ok(state)
 }
 
-/// The tensors that a packed parameter is written as; `None` if it is not packed.
-pub(super) fn pieces<const D: usize>(
-    name: &str,
-    param: &Param<Tensor<D>>,
-) -> Result<Option<Vec<Piece>>, SafetensorsError> {
-    let param = (param as &dyn Any).downcast_ref::<Param<Tensor<2>>>();
-    let Some((param, packed)) =
-        param.and_then(|it| Some((it, it.reparameterization::<Nf4Weight>()?)))
-    else {
-        return Ok(None);
-    };
-    if packed.lora.is_some() {
-        let reason =
-            "it has an adapter, which `save_adapters` writes: save the model without adapters";
-        return Err(wrong(name, reason));
+/// [`Values`] with the packed weights of a model, by their paths.
+pub(super) struct WithPacked<V> {
+    values: V,
+    packed: PackedWeights,
+}
+
+impl<V> WithPacked<V> {
+    pub(super) fn new<M: Module>(model: &M, values: V) -> Result<Self, SafetensorsError> {
+        let packed = packed_weights(model).map_err(|(path, reason)| wrong(&path, reason))?;
+        Ok(Self { values, packed })
     }
-    let state = packed.state();
-    let dtype = match param.base().dtype() {
+}
+
+impl<V: Values> Values for WithPacked<V> {
+    fn take<const D: usize>(
+        &mut self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> Tensor<D> {
+        self.values.take(path, param, dtype)
+    }
+
+    fn pieces(&self, path: &Path, name: &str) -> Option<Vec<Piece>> {
+        if is_piece(path) {
+            return Some(Vec::new());
+        }
+        let (packed, dtype) = self.packed.get(&path_text(path))?;
+        Some(pieces(name, packed.state(), *dtype))
+    }
+}
+
+/// The tensors that a packed weight is written as.
+fn pieces(name: &str, state: Nf4State, dtype: DType) -> Vec<Piece> {
+    let dtype = match dtype {
         DType::BF16 => "bfloat16",
         DType::F16 => "float16",
         _ => "float32",
@@ -209,7 +219,7 @@ pub(super) fn pieces<const D: usize>(
         shape: state.shape.to_vec(),
         nested_blocksize: Some(SCALES),
         nested_dtype: Some("float32".into()),
-        nested_offset: Some(state.nested_offset),
+        nested_offset: Some(state.nested_offset.into()),
     };
     let json = serde_json::to_vec(&json).expect("it is made of texts and finite numbers");
     let piece = |ending: &str, dtype: DType, bytes: Vec<u8>| Piece {
@@ -220,7 +230,8 @@ pub(super) fn pieces<const D: usize>(
     };
     let mut weight = piece("", DType::U8, state.weight);
     weight.shape.push(1);
-    Ok(Some(vec![
+    let table = DYNAMIC.as_slice();
+    vec![
         weight,
         piece(".absmax", DType::U8, state.absmax),
         piece(
@@ -229,21 +240,9 @@ pub(super) fn pieces<const D: usize>(
             of_floats(&state.nested_absmax),
         ),
         piece(".quant_map", DType::F32, of_floats(&QUANTILES)),
-        piece(
-            ".nested_quant_map",
-            DType::F32,
-            of_floats(DYNAMIC.as_slice()),
-        ),
+        piece(".nested_quant_map", DType::F32, of_floats(table)),
         piece(&format!("{QUANT_STATE}nf4"), DType::U8, json),
-    ]))
-}
-
-/// The container of what a packed weight is made of.
-const PACKED: &str = "Struct:Nf4Weight";
-
-/// Whether a parameter is a part of a packed weight.
-pub(super) fn is_piece(path: &Path) -> bool {
-    path.iter().any(|(_, container)| container == PACKED)
+    ]
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {

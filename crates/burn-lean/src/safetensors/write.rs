@@ -14,7 +14,7 @@ use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
 use super::names::{Place, check_floats};
 #[cfg(feature = "operations")]
-use super::nf4;
+use super::nf4::WithPacked;
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
 use crate::path::{Path, PathVisitor, WithPaths};
@@ -37,7 +37,8 @@ pub fn save<M: Module>(
 ) -> Result<(), SafetensorsError> {
     check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
-    write(model, file.as_ref(), place, dtype, OwnValues)
+    let values = with_packed(model, OwnValues)?;
+    write(model, file.as_ref(), place, dtype, values)
 }
 
 /// [`save`] with the bits that [`Bf16Weights`](crate::optim::Bf16Weights) keeps in the states of the
@@ -56,13 +57,19 @@ pub fn save_master_weights<M: Module>(
 ) -> Result<(), SafetensorsError> {
     check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
-    write(
-        model,
-        file.as_ref(),
-        place,
-        dtype,
-        MasterWeights::of(optim)?,
-    )
+    let values = with_packed(model, MasterWeights::of(optim)?)?;
+    write(model, file.as_ref(), place, dtype, values)
+}
+
+/// The values of a model whose weights may be packed.
+#[cfg(feature = "operations")]
+fn with_packed<M: Module, V>(model: &M, values: V) -> Result<WithPacked<V>, SafetensorsError> {
+    WithPacked::new(model, values)
+}
+
+#[cfg(not(feature = "operations"))]
+fn with_packed<M: Module, V>(_model: &M, values: V) -> Result<V, SafetensorsError> {
+    Ok(values)
 }
 
 /// Where numbers come from.
@@ -74,6 +81,37 @@ pub(crate) trait Values {
         param: &Param<Tensor<D>>,
         dtype: DType,
     ) -> Tensor<D>;
+
+    /// The tensors that are written in the place of a parameter that has this name, if it is not one tensor.
+    fn pieces(&self, _path: &Path, _name: &str) -> Option<Vec<Piece>> {
+        None
+    }
+}
+
+/// A tensor of a parameter that is several.
+pub(crate) struct Piece {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Piece {
+    fn planned(self) -> Planned {
+        let dtype = match self.dtype {
+            DType::U8 => safetensors::Dtype::U8,
+            _ => safetensors::Dtype::F32,
+        };
+        Planned {
+            name: self.name,
+            dtype: self.dtype,
+            info: TensorInfo {
+                dtype,
+                shape: self.shape,
+                data_offsets: (0, 0),
+            },
+        }
+    }
 }
 
 /// From the parameters.
@@ -111,6 +149,7 @@ pub(crate) fn write<M: Module>(
 ) -> Result<(), SafetensorsError> {
     let mut plan = Plan {
         place: &place,
+        values: &values,
         dtype,
         tensors: Vec::new(),
         error: None,
@@ -149,52 +188,27 @@ struct Planned {
     info: TensorInfo,
 }
 
-struct Plan<P, T> {
+struct Plan<'a, P, T, V> {
     place: P,
+    values: &'a V,
     dtype: T,
     tensors: Vec<Planned>,
     /// The first one: Burn's traversal cannot fail.
     error: Option<SafetensorsError>,
 }
 
-#[cfg(feature = "operations")]
-impl<P, T> Plan<P, T> {
-    fn add_piece(&mut self, piece: nf4::Piece) {
-        let dtype = match piece.dtype {
-            DType::U8 => safetensors::Dtype::U8,
-            _ => safetensors::Dtype::F32,
-        };
-        self.tensors.push(Planned {
-            name: piece.name,
-            dtype: piece.dtype,
-            info: TensorInfo {
-                dtype,
-                shape: piece.shape,
-                data_offsets: (0, 0),
-            },
-        });
-    }
-}
-
-impl<P: Fn(&Path) -> Option<Place>, T: Fn(&str, DType) -> DType> PathVisitor for Plan<P, T> {
+impl<P, T, V: Values> PathVisitor for Plan<'_, P, T, V>
+where
+    P: Fn(&Path) -> Option<Place>,
+    T: Fn(&str, DType) -> DType,
+{
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         let Some(place) = (self.place)(path) else {
             return;
         };
-        #[cfg(feature = "operations")]
-        match nf4::pieces(&place.name, param) {
-            _ if nf4::is_piece(path) => return,
-            Ok(None) => {}
-            Ok(Some(pieces)) => {
-                for piece in pieces {
-                    self.add_piece(piece);
-                }
-                return;
-            }
-            Err(error) => {
-                self.error.get_or_insert(error);
-                return;
-            }
+        if let Some(pieces) = self.values.pieces(path, &place.name) {
+            self.tensors.extend(pieces.into_iter().map(Piece::planned));
+            return;
         }
         let dtype = (self.dtype)(&place.name, param.base().dtype());
         match to_file(&place.name, dtype) {
@@ -267,8 +281,7 @@ impl<P, V> Blocks<P, V> {
         self.error = self.file.write_all(head).err();
     }
 
-    #[cfg(feature = "operations")]
-    fn write_piece(&mut self, piece: &nf4::Piece) -> io::Result<()> {
+    fn write_piece(&mut self, piece: &Piece) -> io::Result<()> {
         let (start, _) = self.starts[&piece.name];
         self.file.seek(SeekFrom::Start(start))?;
         self.file.write_all(&piece.bytes)
@@ -302,16 +315,10 @@ impl<P: Fn(&Path) -> Option<Place>, V: Values> PathVisitor for Blocks<P, V> {
         if self.error.is_none()
             && let Some(place) = (self.place)(path)
         {
-            #[cfg(feature = "operations")]
-            match nf4::pieces(&place.name, param) {
-                _ if nf4::is_piece(path) => return,
-                Ok(Some(pieces)) => {
-                    let written = pieces.iter().try_for_each(|it| self.write_piece(it));
-                    self.error = written.err();
-                    return;
-                }
-                // An error was found by the plan.
-                _ => {}
+            if let Some(pieces) = self.values.pieces(path, &place.name) {
+                let written = pieces.iter().try_for_each(|it| self.write_piece(it));
+                self.error = written.err();
+                return;
             }
             let (_, dtype) = self.starts[&place.name];
             let value = self.values.take(path, param, dtype);

@@ -86,7 +86,7 @@ impl Packed {
         }
     }
 
-    pub(super) fn state(&self) -> Nf4State {
+    pub(crate) fn state(&self) -> Nf4State {
         let numbers: usize = self.dims.iter().product();
         let bytes = |words: &Tensor<1, Int>, length: usize| {
             let words = words.clone().into_data();
