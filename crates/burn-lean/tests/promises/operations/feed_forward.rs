@@ -8,7 +8,7 @@ use burn_lean::operations::nn::transformer::PositionWiseFeedForward;
 use burn_lean::operations::{adapted_linear, nn, swiglu, swiglu_linear};
 
 use super::activations::{gelu_of_definition, silu_of_definition};
-use super::harness::{Case, noise, shaped, spread};
+use super::harness::{Case, differences, noise, shaped, spread};
 use super::lora::{SCALE, adapted, frozen};
 use crate::harness::prelude::*;
 use crate::heap::{HEAP, warm_threads};
@@ -277,6 +277,29 @@ fn a_gated_one_is_the_sum_of_its_parts() {
     }
     gated([0, 3, 4], 2, None).assert_empty();
     gated([0, 3, 4], 2, Some(1)).assert_empty();
+}
+
+/// Activations in half precision over factors in f32: what is between is in f32.
+#[test]
+fn half_precision_is_rounded_once() {
+    for (dtype, epsilon) in [
+        (DType::F16, 2.0_f64.powi(-10)),
+        (DType::BF16, 2.0_f64.powi(-7)),
+    ] {
+        let case = gated([2, 9, 70], 6, Some(3)).rounded(dtype);
+        let found = case.found_in(|at| if at < 2 { dtype } else { DType::F32 });
+        for (at, difference) in differences(&found, &case.expected())
+            .into_iter()
+            .enumerate()
+        {
+            // Those of the factors are not rounded.
+            let most = if (3..=5).contains(&at) { 1e-5 } else { epsilon };
+            assert!(
+                difference <= most,
+                "tensor {at} in {dtype:?}: {difference:e}"
+            );
+        }
+    }
 }
 
 /// Beside the two operations that keep the hidden layer: all bits, where all of it is one block.

@@ -4,7 +4,7 @@ use burn::module::{Lora, QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantScheme, QuantValue, ScaleDtype};
 use burn_lean::operations::{adapted_linear, nn};
 
-use super::harness::{Case, noise, shaped};
+use super::harness::{Case, coarse, noise, shaped};
 use super::linear::reference;
 use crate::harness::distance;
 use crate::harness::prelude::*;
@@ -30,9 +30,9 @@ pub(super) fn adapted(weight: Tensor<2>, a: Tensor<2>, b: Tensor<2>) -> Param<Te
     Module::map(weight, &mut Factors(vec![a, b].into_iter()))
 }
 
-/// A weight that is not trained, of the type of a tensor.
+/// A weight that is not trained, of the type of a tensor, which holds its numbers.
 pub(super) fn frozen(dims: [usize; 2], like: &Tensor<1>) -> Tensor<2> {
-    let data = TensorData::new(noise(dims[0] * dims[1], 7), dims);
+    let data = TensorData::new(coarse(dims[0] * dims[1]), dims);
     let data = data.convert_dtype(like.dtype());
     Tensor::from_data(data, (&like.device(), like.dtype()))
 }
