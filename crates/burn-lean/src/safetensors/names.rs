@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::{ModuleAdapter, PyTorchToBurnAdapter};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 use super::error::SafetensorsError;
 use crate::path::{Path, path_text};
@@ -43,6 +43,14 @@ impl Place {
         }
         shape
     }
+}
+
+/// A tensor of a parameter that is several.
+pub(crate) struct Piece {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A parameter of another kind would not be read, or not be written.

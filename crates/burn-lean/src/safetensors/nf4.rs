@@ -3,18 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use burn::module::{Module, Param, ParamGroup, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use lean_arithmetic::nf4::{BLOCK, DYNAMIC, QUANTILES, SCALES};
 use serde::{Deserialize, Serialize};
 
 use super::error::SafetensorsError;
-use super::load::Weights;
-use super::names::Place;
+use super::names::Piece;
 use super::read::Stored;
-use super::write::{Piece, Values};
-use crate::operations::{Nf4, Nf4State, PackedWeights, is_piece, packed_weights};
-use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::operations::Nf4State;
 
 /// The ending of the tensor that says how a weight is packed.
 const QUANT_STATE: &str = ".quant_state.bitsandbytes__";
@@ -34,60 +30,6 @@ struct QuantState {
     nested_offset: Option<f64>,
 }
 
-impl Weights {
-    /// [`load`](Self::load) from files in which some weights were packed by bitsandbytes, or by [`save`] of a model
-    /// that [`Nf4`] had packed. These are packed in the model, whatever the group of `nf4`; its adapters are
-    /// attached. The scales are packed, too (`bnb_4bit_use_double_quant`).
-    ///
-    /// The numbers are those of the file, in f32. bitsandbytes rounds them to the type that the weight had.
-    ///
-    /// [`save`]: super::save
-    ///
-    /// # Errors
-    ///
-    /// Those of [`load`](Self::load); or a weight is packed in another way. The model is dropped.
-    pub fn load_nf4<M: Module>(
-        mut self,
-        nf4: Nf4,
-        model: M,
-        names: impl Fn(&str) -> String,
-    ) -> Result<M, SafetensorsError> {
-        let mut states = take_states(&mut self.tensors)?;
-        let mut find = Find {
-            states: &states,
-            names: &names,
-            ids: Vec::new(),
-        };
-        model.visit(&mut WithPaths::new(&mut find));
-        let group = ParamGroup::from_ids(find.ids);
-        let model = self.load_where(model, |path| {
-            let place = Place::of(path, &names);
-            (!states.contains_key(&place.name)).then_some(place)
-        })?;
-        let nf4 = nf4.with_group(group);
-        let model = nf4.pack_from(model, |path| states.remove(&names(path)))?;
-        match states.into_keys().next() {
-            Some(name) => Err(SafetensorsError::Additional { name }),
-            None => Ok(model),
-        }
-    }
-}
-
-/// Finds the parameters of states.
-struct Find<'a, N> {
-    states: &'a BTreeMap<String, Nf4State>,
-    names: N,
-    ids: Vec<ParamId>,
-}
-
-impl<N: Fn(&str) -> String> PathVisitor for Find<'_, N> {
-    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        if self.states.contains_key(&(self.names)(&path_text(path))) {
-            self.ids.push(param.id);
-        }
-    }
-}
-
 /// A packed weight among tensors, for which a dense one is asked.
 pub(super) fn refuse_packed(tensors: &BTreeMap<String, Stored>) -> Result<(), SafetensorsError> {
     let mut packed = tensors
@@ -100,7 +42,7 @@ pub(super) fn refuse_packed(tensors: &BTreeMap<String, Stored>) -> Result<(), Sa
 }
 
 /// Takes the tensors of packed weights, by the names of the weights.
-fn take_states(
+pub(super) fn take_states(
     tensors: &mut BTreeMap<String, Stored>,
 ) -> Result<BTreeMap<String, Nf4State>, SafetensorsError> {
     let packed = tensors
@@ -173,40 +115,8 @@ fn take_state(
     Ok(state)
 }
 
-/// [`Values`] with the packed weights of a model, by their paths.
-pub(super) struct WithPacked<V> {
-    values: V,
-    packed: PackedWeights,
-}
-
-impl<V> WithPacked<V> {
-    pub(super) fn new<M: Module>(model: &M, values: V) -> Result<Self, SafetensorsError> {
-        let packed = packed_weights(model).map_err(|(path, reason)| wrong(&path, reason))?;
-        Ok(Self { values, packed })
-    }
-}
-
-impl<V: Values> Values for WithPacked<V> {
-    fn take<const D: usize>(
-        &mut self,
-        path: &Path,
-        param: &Param<Tensor<D>>,
-        dtype: DType,
-    ) -> Tensor<D> {
-        self.values.take(path, param, dtype)
-    }
-
-    fn pieces(&self, path: &Path, name: &str) -> Option<Vec<Piece>> {
-        if is_piece(path) {
-            return Some(Vec::new());
-        }
-        let (packed, dtype) = self.packed.get(&path_text(path))?;
-        Some(pieces(name, packed.state(), *dtype))
-    }
-}
-
 /// The tensors that a packed weight is written as.
-fn pieces(name: &str, state: Nf4State, dtype: DType) -> Vec<Piece> {
+pub(super) fn pieces(name: &str, state: Nf4State, dtype: DType) -> Vec<Piece> {
     let dtype = match dtype {
         DType::BF16 => "bfloat16",
         DType::F16 => "float16",
@@ -257,7 +167,7 @@ fn of_floats(floats: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-fn wrong(name: &str, reason: impl ToString) -> SafetensorsError {
+pub(super) fn wrong(name: &str, reason: impl ToString) -> SafetensorsError {
     SafetensorsError::Packed {
         name: name.into(),
         reason: reason.to_string(),

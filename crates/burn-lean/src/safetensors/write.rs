@@ -12,11 +12,15 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
-use super::names::{Place, check_floats};
+use super::names::{Piece, Place, check_floats};
 #[cfg(feature = "operations")]
-use super::nf4::WithPacked;
+use super::nf4;
+#[cfg(feature = "operations")]
+use crate::operations::{PackedWeights, is_piece, packed_weights};
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
+#[cfg(feature = "operations")]
+use crate::path::path_text;
 use crate::path::{Path, PathVisitor, WithPaths};
 
 /// Writes the parameters of a model into a file, which is there as a whole, or stays as it was.
@@ -88,32 +92,6 @@ pub(crate) trait Values {
     }
 }
 
-/// A tensor of a parameter that is several.
-pub(crate) struct Piece {
-    pub(super) name: String,
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Vec<u8>,
-}
-
-impl Piece {
-    fn planned(self) -> Planned {
-        let dtype = match self.dtype {
-            DType::U8 => safetensors::Dtype::U8,
-            _ => safetensors::Dtype::F32,
-        };
-        Planned {
-            name: self.name,
-            dtype: self.dtype,
-            info: TensorInfo {
-                dtype,
-                shape: self.shape,
-                data_offsets: (0, 0),
-            },
-        }
-    }
-}
-
 /// From the parameters.
 pub(crate) struct OwnValues;
 
@@ -136,6 +114,41 @@ impl Values for MasterWeights {
             true => param.base().inner(),
             false => self.of_param(path, param),
         }
+    }
+}
+
+/// [`Values`] with the packed weights of a model, by their paths.
+#[cfg(feature = "operations")]
+struct WithPacked<V> {
+    values: V,
+    packed: PackedWeights,
+}
+
+#[cfg(feature = "operations")]
+impl<V> WithPacked<V> {
+    fn new<M: Module>(model: &M, values: V) -> Result<Self, SafetensorsError> {
+        let packed = packed_weights(model).map_err(|(path, reason)| nf4::wrong(&path, reason))?;
+        Ok(Self { values, packed })
+    }
+}
+
+#[cfg(feature = "operations")]
+impl<V: Values> Values for WithPacked<V> {
+    fn take<const D: usize>(
+        &mut self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> Tensor<D> {
+        self.values.take(path, param, dtype)
+    }
+
+    fn pieces(&self, path: &Path, name: &str) -> Option<Vec<Piece>> {
+        if is_piece(path) {
+            return Some(Vec::new());
+        }
+        let (packed, dtype) = self.packed.get(&path_text(path))?;
+        Some(nf4::pieces(name, packed.state(), *dtype))
     }
 }
 
@@ -188,6 +201,24 @@ struct Planned {
     info: TensorInfo,
 }
 
+impl From<Piece> for Planned {
+    fn from(piece: Piece) -> Self {
+        let dtype = match piece.dtype {
+            DType::U8 => safetensors::Dtype::U8,
+            _ => safetensors::Dtype::F32,
+        };
+        Self {
+            name: piece.name,
+            dtype: piece.dtype,
+            info: TensorInfo {
+                dtype,
+                shape: piece.shape,
+                data_offsets: (0, 0),
+            },
+        }
+    }
+}
+
 struct Plan<'a, P, T, V> {
     place: P,
     values: &'a V,
@@ -207,7 +238,7 @@ where
             return;
         };
         if let Some(pieces) = self.values.pieces(path, &place.name) {
-            self.tensors.extend(pieces.into_iter().map(Piece::planned));
+            self.tensors.extend(pieces.into_iter().map(Planned::from));
             return;
         }
         let dtype = (self.dtype)(&place.name, param.base().dtype());

@@ -33,12 +33,17 @@ pub(in crate::operations) fn unpack(
         None => zeros(&Shape::new([count, columns.len()])),
     };
     let at_once = (CHUNK / length).max(1);
+    // Whole rows follow each other.
+    let run = match columns.len() == width {
+        true => at_once * length,
+        false => length,
+    };
     let chunks = output
         .storage_mut()
         .chunks_mut(at_once * length)
         .enumerate();
     each(chunks.collect(), |(at, output): (usize, &mut [f32])| {
-        for (row, output) in output.chunks_mut(length).enumerate() {
+        for (row, output) in output.chunks_mut(run).enumerate() {
             let start = (rows.start + at * at_once + row) * width + columns.start;
             nf4::unpack(numbers, start..start + output.len(), scale, output);
         }
