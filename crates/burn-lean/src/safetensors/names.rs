@@ -46,6 +46,7 @@ impl Place {
 }
 
 /// A tensor of a parameter that is several.
+#[cfg_attr(not(feature = "operations"), allow(dead_code))] // Packed weights alone are several.
 pub(crate) struct Piece {
     pub(super) name: String,
     pub(super) dtype: DType,
