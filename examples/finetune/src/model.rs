@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_each;
-use burn_lean::operations::{Attention, linear_cross_entropy, nn, swiglu};
+use burn_lean::operations::{Attention, linear_cross_entropy, nn, swiglu_linear};
 use burn_lean::safetensors::{SafetensorsError, Weights};
 
 use lean_text::Text;
@@ -237,7 +237,8 @@ impl SelfAttention {
 impl Mlp {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let gate = self.gate_proj.forward(x.clone());
-        self.down_proj
-            .forward(swiglu(gate, self.up_proj.forward(x)))
+        let nn::Linear { weight, bias } = &self.down_proj;
+        let bias = bias.as_ref().map(|bias| bias.val());
+        swiglu_linear(gate, self.up_proj.forward(x), weight, bias)
     }
 }

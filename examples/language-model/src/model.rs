@@ -100,7 +100,7 @@ impl Decoder {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
         let targets = targets.reshape([batch * (tokens_of_each - 1)]);
         // Makes the logits of a few tokens at a time.
-        linear_cross_entropy(&loss, hidden, self.head.weight.val(), None, targets)
+        linear_cross_entropy(&loss, hidden, &self.head.weight, None, targets)
     }
 
     /// The logits of the token that follows `tokens`, `[1, time]`.
@@ -122,10 +122,8 @@ impl Decoder {
 impl Layer {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attention(self.attention_norm.forward(x));
-        x.clone()
-            + self
-                .down
-                .forward(self.gate.forward(self.feed_forward_norm.forward(x)))
+        let hidden = self.feed_forward_norm.forward(x.clone());
+        x + self.gate.forward_linear(hidden, &self.down)
     }
 
     fn attention(&self, x: Tensor<3>) -> Tensor<3> {

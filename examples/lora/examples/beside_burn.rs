@@ -20,7 +20,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 /// A block of attention and a gated feed-forward network, as written with Burn's modules and with ours.
 macro_rules! block {
-    ($module:ident, $($nn:ident)::+) => {
+    ($module:ident, $($nn:ident)::+, |$gate:ident, $down:ident, $x:ident| $hidden:expr) => {
         mod $module {
             use super::{Device, Module, Tensor};
             use $($nn)::+ as nn;
@@ -50,16 +50,19 @@ macro_rules! block {
                 pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
                     let input = nn::attention::MhaInput::self_attn(self.attention_norm.forward(x.clone()));
                     let x = x + self.attention.forward(input).context;
-                    let hidden = self.gate.forward(self.feed_forward_norm.forward(x.clone()));
-                    x + self.down.forward(hidden)
+                    let ($gate, $down) = (&self.gate, &self.down);
+                    let $x = self.feed_forward_norm.forward(x.clone());
+                    x + $hidden
                 }
             }
         }
     };
 }
 
-block!(burns, burn::nn);
-block!(ours, burn_lean::operations::nn);
+block!(burns, burn::nn, |gate, down, x| down
+    .forward(gate.forward(x)));
+block!(ours, burn_lean::operations::nn, |gate, down, x| gate
+    .forward_linear(x, down));
 
 /// Bytes that the forward pass keeps, the peak of a step, both beyond the model, and its seconds.
 fn measure<M>(model: &M, x: &Tensor<3>, forward: impl Fn(&M, Tensor<3>) -> Tensor<3>) -> [f64; 3] {

@@ -69,21 +69,50 @@ fn gated<const D: usize>(function: Function, gate: Tensor<D>, up: Tensor<D>) -> 
             gate: gate.clone(),
             up: up.clone(),
         };
-        #[cfg(feature = "flex")]
-        if flex::has_slices(&gate) && flex::has_slices(&up) {
-            return (flex::gated(function.over_slices(), gate, up), kept);
-        }
-        let (dtype, wide) = (gate.dtype(), wide(gate.dtype()));
-        if dtype == wide && up.dtype() == dtype {
-            return (function.of(gate) * up, kept);
-        }
-        let (dims, up) = (gate.dims(), as_rows(up));
-        let output = map_rows(as_rows(gate), |chunk, gate| {
-            let up = up.clone().slice([chunk]).cast(wide);
-            (function.of(gate.cast(wide)) * up).cast(dtype)
-        });
+        let dims = gate.dims();
+        let output = product(function, as_rows(gate), as_rows(up));
         (shaped(output, dims), kept)
     })
+}
+
+/// `function(gate) * up`, of the type of `gate`.
+pub(super) fn product(function: Function, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&gate) && flex::has_slices(&up) {
+        return flex::gated(function.over_slices(), gate, up);
+    }
+    let (dtype, wide) = (gate.dtype(), wide(gate.dtype()));
+    if dtype == wide && up.dtype() == dtype {
+        return function.of(gate) * up;
+    }
+    map_rows(gate, |chunk, gate| {
+        let up = up.clone().slice([chunk]).cast(wide);
+        (function.of(gate.cast(wide)) * up).cast(dtype)
+    })
+}
+
+/// The gradients of `gate` and `up`, from that of the product.
+pub(super) fn product_backward(
+    function: Function,
+    gate: Tensor<2>,
+    up: Tensor<2>,
+    grad: Tensor<2>,
+) -> [Tensor<2>; 2] {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&gate) && flex::has_slices(&up) {
+        return flex::gated_backward(function.over_slices(), gate, up, grad);
+    }
+    let (dtype, wide) = (gate.dtype(), wide(gate.dtype()));
+    let up_dtype = up.dtype();
+    let map = |chunk, [grad, up]: [Tensor<2>; 2]| {
+        let x = gate.clone().slice([chunk]).cast(wide);
+        let grad = grad.cast(wide);
+        let [value, derivative] = function.value_and_derivative(x);
+        let of_gate = (derivative * up.cast(wide) * grad.clone()).cast(dtype);
+        let of_up = (value * grad).cast(up_dtype);
+        ([of_gate, of_up], ())
+    };
+    map_along_with([grad, up], 0, map, |()| {})
 }
 
 #[derive(Clone)]
@@ -98,29 +127,10 @@ impl<const D: usize> Operation<2> for Gated<D> {
     const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 2>) {
-        #[cfg(feature = "flex")]
-        if flex::has_slices(&self.gate) && flex::has_slices(&self.up) {
-            let grad = grad.tensor::<D>();
-            let function = self.function.over_slices();
-            let [of_gate, of_up] = flex::gated_backward(function, self.gate, self.up, grad);
-            operands.give(0, of_gate);
-            operands.give(1, of_up);
-            return;
-        }
         let dims = self.gate.dims();
-        let (dtype, wide) = (self.gate.dtype(), wide(self.gate.dtype()));
-        let up_dtype = self.up.dtype();
-        let gate = as_rows(self.gate);
-        let map = |chunk, [grad, up]: [Tensor<2>; 2]| {
-            let x = gate.clone().slice([chunk]).cast(wide);
-            let grad = grad.cast(wide);
-            let [value, derivative] = self.function.value_and_derivative(x);
-            let of_gate = (derivative * up.cast(wide) * grad.clone()).cast(dtype);
-            let of_up = (value * grad).cast(up_dtype);
-            ([of_gate, of_up], ())
-        };
-        let grads = [as_rows(grad.tensor::<D>()), as_rows(self.up)];
-        let [of_gate, of_up] = map_along_with(grads, 0, map, |()| {});
+        let [gate, up] = [self.gate, self.up].map(as_rows);
+        let grad = as_rows(grad.tensor::<D>());
+        let [of_gate, of_up] = product_backward(self.function, gate, up, grad);
         operands.give(0, shaped(of_gate, dims));
         operands.give(1, shaped(of_up, dims));
     }

@@ -1,14 +1,15 @@
 //! A linear layer with a frozen weight, and its adapter.
 
-use burn::module::{LoraAdapter, Param};
+use std::ops::Range;
+
+use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::chunks::{as_rows, shaped};
-use super::frozen::Frozen;
 use super::linear::linear;
-use super::nf4::Nf4Weight;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use super::product::{add_product, matmul};
+use super::weight::{LinearWeight, Weight};
 use crate::wide::widened;
 
 const INPUT: usize = 0;
@@ -16,7 +17,7 @@ const A: usize = 1;
 const B: usize = 2;
 const BIAS: usize = 3;
 
-/// [`linear`] with a parameter that may be [packed](super::Nf4), and may have an [adapter](LoraAdapter), from
+/// [`linear`] with a parameter that may be [packed](super::Nf4), and may have an [adapter](burn::module::LoraAdapter), from
 /// the paper [LoRA: Low-Rank Adaptation of Large Language Models](https://arxiv.org/abs/2106.09685): `input *
 /// weight + scale * (input * a) * b + bias`.
 ///
@@ -43,43 +44,86 @@ pub fn adapted_linear<const D: usize>(
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let frozen = is_adapted(weight).then(|| Frozen::of(weight));
-    match frozen.flatten() {
-        Some(base) => over_frozen(input, base, adapter_of(weight), bias),
-        None => linear(input, weight.val(), bias),
+    let weight = LinearWeight::from(weight);
+    match (weight.value, weight.frozen) {
+        (None, Some(frozen)) => over_frozen(input, frozen, weight.factors, bias),
+        (value, _) => linear(input, value.expect("there is one of them"), bias),
     }
 }
 
-/// Whether the value of a parameter is not one tensor.
-pub(super) fn is_adapted(weight: &Param<Tensor<2>>) -> bool {
-    Nf4Weight::of(weight).is_some() || weight.adapter().is_some()
+/// The factors of an adapter, without autodiff: of `scale * a * b`. What they make is in 32 bits at least.
+#[derive(Clone)]
+pub(super) struct Factors {
+    a: Tensor<2>,
+    b: Tensor<2>,
+    scale: f64,
 }
 
-/// The adapter of a parameter, packed or not.
-pub(super) fn adapter_of(weight: &Param<Tensor<2>>) -> Option<&LoraAdapter> {
-    match Nf4Weight::of(weight) {
-        Some(packed) => packed.lora.as_ref(),
-        None => weight.adapter(),
+impl Factors {
+    /// Takes them, if the weight has an adapter of this scale.
+    pub(super) fn take<const N: usize>(
+        operands: &mut Operands<N>,
+        [a, b]: [usize; 2],
+        scale: Option<f64>,
+    ) -> Option<Self> {
+        scale.map(|scale| Self {
+            a: operands.take(a),
+            b: operands.take(b),
+            scale,
+        })
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.a.dims()[1]
+    }
+
+    /// The factors for some columns of the input.
+    pub(super) fn of_columns(&self, columns: Range<usize>) -> Self {
+        Self {
+            a: self.a.clone().slice_dim(0, columns),
+            ..self.clone()
+        }
+    }
+
+    /// `scale * input * a`
+    pub(super) fn reduced(&self, input: Tensor<2>) -> Tensor<2> {
+        matmul(widened(input), widened(self.a.clone())) * self.scale
+    }
+
+    /// `output + reduced * b`, of the type of `output`.
+    pub(super) fn add(&self, output: Tensor<2>, reduced: Tensor<2>) -> Tensor<2> {
+        add_product(output, reduced, widened(self.b.clone()))
+    }
+
+    /// The gradient of `input * a`, from that of the output.
+    pub(super) fn of_reduced(&self, grad: Tensor<2>) -> Tensor<2> {
+        matmul(widened(grad), widened(self.b.clone()).transpose()) * self.scale
+    }
+
+    /// Adds the adapter's part to the gradient of the input.
+    pub(super) fn add_of_input(&self, of_input: Tensor<2>, of_reduced: Tensor<2>) -> Tensor<2> {
+        add_product(of_input, of_reduced, widened(self.a.clone()).transpose())
     }
 }
 
 fn over_frozen<const D: usize>(
     input: Tensor<D>,
-    base: Frozen,
-    adapter: Option<&LoraAdapter>,
+    base: Weight,
+    factors: Option<([Tensor<2>; 2], f64)>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let scale = adapter.map_or(1.0, |adapter| adapter.scale);
+    let (factors, scale) = factors.unzip();
+    let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
     let operands = [
         Some(input.into_dispatch()),
-        adapter.map(|adapter| adapter.a.val().into_dispatch()),
-        adapter.map(|adapter| adapter.b.val().into_dispatch()),
+        a.map(Tensor::into_dispatch),
+        b.map(Tensor::into_dispatch),
         bias.map(Tensor::into_dispatch),
     ];
     apply(operands, |mut operands: Operands<4>| {
         let [wants_a, wants_b] = [A, B].map(|at| operands.wants(at));
         let input = operands.take::<D>(INPUT);
-        let factors = operands.take_optional(A).zip(operands.take_optional(B));
+        let factors = Factors::take(&mut operands, [A, B], scale);
         let bias = operands.take_optional::<1>(BIAS);
         let mut dims = input.dims();
         let [_, d_output] = base.dims();
@@ -87,16 +131,15 @@ fn over_frozen<const D: usize>(
         let mut kept = Adapted {
             dims,
             input: wants_a.then_some(input),
-            hidden: None,
+            reduced: None,
             factors: factors.clone(),
             base: base.clone(),
-            scale,
         };
         let mut output = base.product(rows.clone(), bias);
-        if let Some((a, b)) = factors {
-            let hidden = matmul(widened(rows), widened(a)) * scale;
-            kept.hidden = wants_b.then(|| hidden.clone());
-            output = add_product(output, hidden, widened(b));
+        if let Some(factors) = factors {
+            let reduced = factors.reduced(rows);
+            kept.reduced = wants_b.then(|| reduced.clone());
+            output = factors.add(output, reduced);
         }
         dims[D - 1] = d_output;
         (shaped(output, dims), kept)
@@ -109,10 +152,9 @@ struct Adapted<const D: usize> {
     /// For the gradient of `a`.
     input: Option<Tensor<D>>,
     /// `scale * input * a`, for the gradient of `b`.
-    hidden: Option<Tensor<2>>,
-    factors: Option<(Tensor<2>, Tensor<2>)>,
-    base: Frozen,
-    scale: f64,
+    reduced: Option<Tensor<2>>,
+    factors: Option<Factors>,
+    base: Weight,
 }
 
 impl<const D: usize> Operation<4> for Adapted<D> {
@@ -127,25 +169,23 @@ impl<const D: usize> Operation<4> for Adapted<D> {
         }
         let input = self.input.map(as_rows);
         let mut of_factors = [None, None];
-        let mut of_input = None;
-        if let Some((a, b)) = self.factors {
-            let wide = widened(grad.clone());
-            let of_hidden = matmul(wide.clone(), widened(b).transpose()) * self.scale;
+        let mut through_factors = None;
+        if let Some(factors) = self.factors {
+            let of_reduced = factors.of_reduced(grad.clone());
             of_factors = [
                 input.as_ref().map(|input| {
                     let input = widened(input.clone());
-                    matmul(input.transpose(), of_hidden.clone())
+                    matmul(input.transpose(), of_reduced.clone())
                 }),
-                self.hidden.map(|hidden| matmul(hidden.transpose(), wide)),
+                self.reduced
+                    .map(|reduced| matmul(reduced.transpose(), widened(grad.clone()))),
             ];
-            of_input = operands
-                .wants(INPUT)
-                .then(|| (of_hidden, widened(a).transpose()));
+            through_factors = operands.wants(INPUT).then_some((factors, of_reduced));
         }
         if operands.wants(INPUT) {
             let mut sum = self.base.product_transposed(grad, input);
-            if let Some((of_hidden, a)) = of_input {
-                sum = add_product(sum, of_hidden, a);
+            if let Some((factors, of_reduced)) = through_factors {
+                sum = factors.add_of_input(sum, of_reduced);
             }
             operands.give(INPUT, shaped(sum, self.dims));
         }

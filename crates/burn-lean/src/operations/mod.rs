@@ -16,7 +16,6 @@ mod embedding;
 mod feed_forward;
 #[cfg(feature = "flex")]
 mod flex;
-mod frozen;
 mod gated;
 mod linear;
 mod lora;
@@ -27,15 +26,20 @@ mod norm;
 mod product;
 mod rotary;
 mod threads;
+mod weight;
 
 pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax};
 pub use attention::{Attention, attention};
 pub use cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use dropout::dropout;
 pub use embedding::embedding;
+pub use feed_forward::swiglu_linear;
 pub use gated::{geglu, geglu_approximate, swiglu};
 pub use linear::linear;
 pub use lora::adapted_linear;
 pub use nf4::{Nf4, Nf4State, Nf4Weight, PackError};
+#[cfg(feature = "safetensors")]
+pub(crate) use nf4::{PackedWeights, is_piece, packed_weights};
 pub use norm::{group_norm, layer_norm, rms_norm};
 pub use rotary::rotary_encoding;
+pub use weight::LinearWeight;

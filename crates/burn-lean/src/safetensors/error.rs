@@ -7,6 +7,8 @@ use burn::tensor::DType;
 
 use crate::error::ReleaseError;
 use crate::mixed_precision::CastError;
+#[cfg(feature = "operations")]
+use crate::operations::PackError;
 
 /// Why weights were not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,18 @@ pub enum SafetensorsError {
         /// Its type.
         dtype: String,
     },
+    /// A weight in four bits is not as it has to be.
+    #[error("{name}: {reason}")]
+    Packed {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A weight in four bits does not fit the model.
+    #[cfg(feature = "operations")]
+    #[error(transparent)]
+    Nf4(#[from] PackError),
     /// The model cannot be in this precision.
     #[error(transparent)]
     Precision(#[from] CastError),
@@ -87,8 +101,12 @@ const TYPES: [(DType, safetensors::Dtype); 3] = [
     (DType::F16, safetensors::Dtype::F16),
 ];
 
-/// A type of the format as one of Burn's.
+/// A type of the format as one of Burn's. Packed weights are in bytes.
 pub(super) fn from_file(name: &str, dtype: safetensors::Dtype) -> Result<DType, SafetensorsError> {
+    #[cfg(feature = "operations")]
+    if dtype == safetensors::Dtype::U8 {
+        return Ok(DType::U8);
+    }
     let found = TYPES.into_iter().find(|(_, of_file)| *of_file == dtype);
     found
         .map(|(dtype, _)| dtype)

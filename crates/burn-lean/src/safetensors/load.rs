@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path as FilePath;
 
+#[cfg(feature = "operations")]
+use burn::module::ParamGroup;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -11,6 +13,10 @@ use super::error::SafetensorsError;
 use super::names::{Place, check_floats};
 use super::read::{Stored, tensors_of};
 use crate::mixed_precision::MixedPrecision;
+#[cfg(feature = "operations")]
+use crate::operations::{Nf4, Nf4State};
+#[cfg(feature = "operations")]
+use crate::path::PathVisitor;
 use crate::path::{Path, PathMapper, WithPaths, path_text};
 
 const ONE: &str = "model.safetensors";
@@ -84,12 +90,60 @@ impl Weights {
         model: M,
         names: impl Fn(&str) -> String,
     ) -> Result<M, SafetensorsError> {
+        #[cfg(feature = "operations")]
+        super::nf4::refuse_packed(&self.tensors)?;
+        self.load_where(model, |path| Some(Place::of(path, &names)))
+    }
+
+    /// [`load`](Self::load) from files in which some weights were packed by bitsandbytes, or by [`save`] of a model
+    /// that [`Nf4`] had packed. These are packed in the model, whatever the group of `nf4`; its adapters are
+    /// attached. The scales are packed, too (`bnb_4bit_use_double_quant`).
+    ///
+    /// The numbers are those of the file, in f32. bitsandbytes rounds them to the type that the weight had.
+    ///
+    /// [`save`]: super::save
+    ///
+    /// # Errors
+    ///
+    /// Those of [`load`](Self::load); or a weight is packed in another way. The model is dropped.
+    #[cfg(feature = "operations")]
+    pub fn load_nf4<M: Module>(
+        mut self,
+        nf4: Nf4,
+        model: M,
+        names: impl Fn(&str) -> String,
+    ) -> Result<M, SafetensorsError> {
+        let mut states = super::nf4::take_states(&mut self.tensors)?;
+        let mut find = Find {
+            states: &states,
+            names: &names,
+            ids: Vec::new(),
+        };
+        model.visit(&mut WithPaths::new(&mut find));
+        let group = ParamGroup::from_ids(find.ids);
+        let model = self.load_where(model, |path| {
+            let place = Place::of(path, &names);
+            (!states.contains_key(&place.name)).then_some(place)
+        })?;
+        let nf4 = nf4.with_group(group);
+        let model = nf4.pack_from(model, |path| states.remove(&names(path)))?;
+        match states.into_keys().next() {
+            Some(name) => Err(SafetensorsError::Additional { name }),
+            None => Ok(model),
+        }
+    }
+
+    /// [`load`](Self::load) into the parameters that have a place.
+    fn load_where<M: Module>(
+        self,
+        model: M,
+        place: impl Fn(&Path) -> Option<Place>,
+    ) -> Result<M, SafetensorsError> {
         check_floats(&model)?;
         let half = match &self.precision {
             Some(precision) => Some((precision.params(&model)?, precision.dtype())),
             None => None,
         };
-        let place = |path: &Path| Some(Place::of(path, &names));
         let dtype = |id, path: &str| match &half {
             Some((group, dtype)) if group.matches(&id, Some(path)) => Some(*dtype),
             _ => Some(DType::F32),
@@ -98,6 +152,23 @@ impl Weights {
         match rest.into_keys().next() {
             Some(name) => Err(SafetensorsError::Additional { name }),
             None => Ok(model),
+        }
+    }
+}
+
+/// Finds the parameters of states.
+#[cfg(feature = "operations")]
+struct Find<'a, N> {
+    states: &'a BTreeMap<String, Nf4State>,
+    names: N,
+    ids: Vec<ParamId>,
+}
+
+#[cfg(feature = "operations")]
+impl<N: Fn(&str) -> String> PathVisitor for Find<'_, N> {
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        if self.states.contains_key(&(self.names)(&path_text(path))) {
+            self.ids.push(param.id);
         }
     }
 }
@@ -185,6 +256,12 @@ impl<P, T> Fill<P, T> {
             return Err(SafetensorsError::Missing { name });
         };
         let expected = place.shape(shape);
+        if !stored.dtype.is_float() {
+            return Err(SafetensorsError::Type {
+                name,
+                dtype: format!("{:?}", stored.dtype),
+            });
+        }
         match stored.shape == expected {
             true => Ok(stored),
             false => Err(SafetensorsError::Shape {

@@ -28,6 +28,8 @@
 mod error;
 mod load;
 mod names;
+#[cfg(feature = "operations")]
+mod nf4;
 mod read;
 mod write;
 

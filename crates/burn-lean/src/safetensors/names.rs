@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::{ModuleAdapter, PyTorchToBurnAdapter};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 use super::error::SafetensorsError;
 use crate::path::{Path, path_text};
@@ -45,21 +45,34 @@ impl Place {
     }
 }
 
+/// A tensor of a parameter that is several.
+#[cfg_attr(not(feature = "operations"), allow(dead_code))] // Packed weights alone are several.
+pub(crate) struct Piece {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Vec<u8>,
+}
+
 /// A parameter of another kind would not be read, or not be written.
 pub(super) fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError> {
     #[derive(Default)]
     struct Others {
-        path: Vec<String>,
+        path: Path,
         found: Option<(String, &'static str)>,
     }
     impl Others {
         fn find(&mut self, dtype: &'static str) {
-            self.found = Some((self.path.join("."), dtype));
+            #[cfg(feature = "operations")]
+            if crate::operations::is_piece(&self.path) {
+                return;
+            }
+            self.found = Some((path_text(&self.path), dtype));
         }
     }
     impl ModuleVisitor for Others {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.push((name.into(), container.into()));
         }
         fn exit_module(&mut self, _name: &str, _container: &str) {
             self.path.pop();

@@ -81,6 +81,14 @@ impl Stored {
         Ok(TensorData::from_bytes(bytes, shape, dtype))
     }
 
+    /// Reads the tensor as it is in the file.
+    #[cfg(feature = "operations")]
+    pub(super) fn read_exact(&self, bytes: &mut [u8]) -> io::Result<()> {
+        let mut file = lock(&self.file);
+        file.seek(SeekFrom::Start(self.start))?;
+        file.read_exact(bytes)
+    }
+
     /// The elements as words. Those of a matrix of so many columns are transposed.
     fn elements<const N: usize, E: Clone + Default>(
         &self,

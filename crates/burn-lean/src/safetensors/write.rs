@@ -12,20 +12,28 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::BLOCK;
 use super::error::{SafetensorsError, to_file};
-use super::names::{Place, check_floats};
+use super::names::{Piece, Place, check_floats};
+#[cfg(feature = "operations")]
+use super::nf4;
+#[cfg(feature = "operations")]
+use crate::operations::{PackedWeights, is_piece, packed_weights};
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
+#[cfg(feature = "operations")]
+use crate::path::path_text;
 use crate::path::{Path, PathVisitor, WithPaths};
 
 /// Writes the parameters of a model into a file. If this fails, the file is as it was before.
 ///
 /// `names` is the same function as for [`load`](super::Weights::load). `dtype` gives the type of a
-/// tensor in the file, by that name and the parameter's own type.
+/// tensor in the file, by that name and the parameter's own type. Weights in [four
+/// bits](crate::operations::Nf4) are written as bitsandbytes and transformers write them, and
+/// [read](super::Weights::load_nf4).
 ///
 /// # Errors
 ///
-/// The file cannot be written, two parameters have one name, a type is not F32, BF16 or F16, or the
-/// model has parameters that are not floats.
+/// The file cannot be written, a weight in four bits has an adapter, two parameters have one name, a type
+/// is not F32, BF16 or F16, or the model has parameters that are not floats.
 pub fn save<M: Module>(
     model: &M,
     file: impl AsRef<FilePath>,
@@ -34,7 +42,8 @@ pub fn save<M: Module>(
 ) -> Result<(), SafetensorsError> {
     check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
-    write(model, file.as_ref(), place, dtype, OwnValues)
+    let values = with_packed(model, OwnValues)?;
+    write(model, file.as_ref(), place, dtype, values)
 }
 
 /// [`save`] with the bits that [`Bf16Weights`](crate::optim::Bf16Weights) keeps in the states of the
@@ -53,13 +62,19 @@ pub fn save_master_weights<M: Module>(
 ) -> Result<(), SafetensorsError> {
     check_floats(model)?;
     let place = |path: &Path| Some(Place::of(path, &names));
-    write(
-        model,
-        file.as_ref(),
-        place,
-        dtype,
-        MasterWeights::of(optim)?,
-    )
+    let values = with_packed(model, MasterWeights::of(optim)?)?;
+    write(model, file.as_ref(), place, dtype, values)
+}
+
+/// The values of a model whose weights may be packed.
+#[cfg(feature = "operations")]
+fn with_packed<M: Module, V>(model: &M, values: V) -> Result<WithPacked<V>, SafetensorsError> {
+    WithPacked::new(model, values)
+}
+
+#[cfg(not(feature = "operations"))]
+fn with_packed<M: Module, V>(_model: &M, values: V) -> Result<V, SafetensorsError> {
+    Ok(values)
 }
 
 /// Where numbers come from.
@@ -71,6 +86,11 @@ pub(crate) trait Values {
         param: &Param<Tensor<D>>,
         dtype: DType,
     ) -> Tensor<D>;
+
+    /// The tensors that are written in the place of a parameter that has this name, if it is not one tensor.
+    fn pieces(&self, _path: &Path, _name: &str) -> Option<Vec<Piece>> {
+        None
+    }
 }
 
 /// From the parameters.
@@ -98,6 +118,41 @@ impl Values for MasterWeights {
     }
 }
 
+/// [`Values`] with the packed weights of a model, by their paths.
+#[cfg(feature = "operations")]
+struct WithPacked<V> {
+    values: V,
+    packed: PackedWeights,
+}
+
+#[cfg(feature = "operations")]
+impl<V> WithPacked<V> {
+    fn new<M: Module>(model: &M, values: V) -> Result<Self, SafetensorsError> {
+        let packed = packed_weights(model).map_err(|(path, reason)| nf4::wrong(&path, reason))?;
+        Ok(Self { values, packed })
+    }
+}
+
+#[cfg(feature = "operations")]
+impl<V: Values> Values for WithPacked<V> {
+    fn take<const D: usize>(
+        &mut self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> Tensor<D> {
+        self.values.take(path, param, dtype)
+    }
+
+    fn pieces(&self, path: &Path, name: &str) -> Option<Vec<Piece>> {
+        if is_piece(path) {
+            return Some(Vec::new());
+        }
+        let (packed, dtype) = self.packed.get(&path_text(path))?;
+        Some(nf4::pieces(name, packed.state(), *dtype))
+    }
+}
+
 /// Writes the parameters that have a place.
 pub(crate) fn write<M: Module>(
     model: &M,
@@ -108,6 +163,7 @@ pub(crate) fn write<M: Module>(
 ) -> Result<(), SafetensorsError> {
     let mut plan = Plan {
         place: &place,
+        values: &values,
         dtype,
         tensors: Vec::new(),
         error: None,
@@ -146,19 +202,46 @@ struct Planned {
     info: TensorInfo,
 }
 
-struct Plan<P, T> {
+impl From<Piece> for Planned {
+    fn from(piece: Piece) -> Self {
+        let dtype = match piece.dtype {
+            DType::U8 => safetensors::Dtype::U8,
+            _ => safetensors::Dtype::F32,
+        };
+        Self {
+            name: piece.name,
+            dtype: piece.dtype,
+            info: TensorInfo {
+                dtype,
+                shape: piece.shape,
+                data_offsets: (0, 0),
+            },
+        }
+    }
+}
+
+struct Plan<'a, P, T, V> {
     place: P,
+    values: &'a V,
     dtype: T,
     tensors: Vec<Planned>,
     /// The first one: Burn's traversal cannot fail.
     error: Option<SafetensorsError>,
 }
 
-impl<P: Fn(&Path) -> Option<Place>, T: Fn(&str, DType) -> DType> PathVisitor for Plan<P, T> {
+impl<P, T, V: Values> PathVisitor for Plan<'_, P, T, V>
+where
+    P: Fn(&Path) -> Option<Place>,
+    T: Fn(&str, DType) -> DType,
+{
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         let Some(place) = (self.place)(path) else {
             return;
         };
+        if let Some(pieces) = self.values.pieces(path, &place.name) {
+            self.tensors.extend(pieces.into_iter().map(Planned::from));
+            return;
+        }
         let dtype = (self.dtype)(&place.name, param.base().dtype());
         match to_file(&place.name, dtype) {
             Ok(of_file) => self.tensors.push(Planned {
@@ -230,6 +313,12 @@ impl<P, V> Blocks<P, V> {
         self.error = self.file.write_all(head).err();
     }
 
+    fn write_piece(&mut self, piece: &Piece) -> io::Result<()> {
+        let (start, _) = self.starts[&piece.name];
+        self.file.seek(SeekFrom::Start(start))?;
+        self.file.write_all(&piece.bytes)
+    }
+
     fn write<const D: usize>(&mut self, place: &Place, value: Tensor<D>) -> io::Result<()> {
         let (start, dtype) = self.starts[&place.name];
         self.file.seek(SeekFrom::Start(start))?;
@@ -258,6 +347,11 @@ impl<P: Fn(&Path) -> Option<Place>, V: Values> PathVisitor for Blocks<P, V> {
         if self.error.is_none()
             && let Some(place) = (self.place)(path)
         {
+            if let Some(pieces) = self.values.pieces(path, &place.name) {
+                let written = pieces.iter().try_for_each(|it| self.write_piece(it));
+                self.error = written.err();
+                return;
+            }
             let (_, dtype) = self.starts[&place.name];
             let value = self.values.take(path, param, dtype);
             self.error = self.write(&place, value).err();

@@ -172,17 +172,25 @@ pub fn unpack(
     scale: impl Fn(usize) -> f32,
     mut into: &mut [f32],
 ) {
+    /// Blocks that are unpacked by one call.
+    const BLOCKS: usize = 64;
     let mut at = range.start;
     while at < range.end {
         let block = at / BLOCK;
-        let scale = scale(block);
-        let values = QUANTILES.map(|quantile| quantile * scale);
-        let end = range.end.min((block + 1) * BLOCK);
+        let whole = ((range.end - at) / BLOCK).min(BLOCKS);
+        let is_whole = at.is_multiple_of(BLOCK) && whole > 0;
+        let end = match is_whole {
+            true => at + whole * BLOCK,
+            false => range.end.min((block + 1) * BLOCK),
+        };
         let (numbers, rest) = into.split_at_mut(end - at);
         into = rest;
-        if at.is_multiple_of(WORD) && numbers.len().is_multiple_of(WORD) {
-            unpack_words(&words[at / WORD..end / WORD], &values, numbers);
+        if is_whole {
+            let scale_of = |of| if of < whole { scale(block + of) } else { 0.0 };
+            let scales: [f32; BLOCKS] = std::array::from_fn(scale_of);
+            unpack_blocks(&words[at / WORD..end / WORD], &scales[..whole], numbers);
         } else {
+            let values = values(scale(block));
             for (at, number) in (at..end).zip(numbers) {
                 *number = values[code(words[at / WORD], at % WORD)];
             }
@@ -191,15 +199,27 @@ pub fn unpack(
     }
 }
 
-/// Whole words, of one block.
-fn unpack_words(words: &[i32], values: &[f32; 16], into: &mut [f32]) {
+/// The numbers that codes stand for in a block of this scale.
+fn values(scale: f32) -> [f32; 16] {
+    QUANTILES.map(|quantile| quantile * scale)
+}
+
+/// Whole blocks of these scales.
+fn unpack_blocks(words: &[i32], scales: &[f32], into: &mut [f32]) {
+    const WORDS: usize = BLOCK / WORD;
+    let (words, _) = words.as_chunks::<WORDS>();
+    let (numbers, _) = into.as_chunks_mut::<WORD>();
+    let (blocks, _) = numbers.as_chunks_mut::<WORDS>();
     #[cfg(all(feature = "host", target_arch = "x86_64"))]
     if let Some(simd) = pulp::x86::V3::try_new() {
-        return x86::unpack_words(simd, words, values, into);
+        return x86::unpack_blocks(simd, QUANTILES, words, scales, blocks);
     }
-    for (word, numbers) in words.iter().zip(into.chunks_exact_mut(WORD)) {
-        for (place, number) in numbers.iter_mut().enumerate() {
-            *number = values[code(*word, place)];
+    for (scale, (words, block)) in scales.iter().zip(words.iter().zip(blocks)) {
+        let values = values(*scale);
+        for (word, numbers) in words.iter().zip(block) {
+            for (place, number) in numbers.iter_mut().enumerate() {
+                *number = values[code(*word, place)];
+            }
         }
     }
 }

@@ -1,22 +1,18 @@
 //! The linear layer that makes the logits.
 
-use std::ops::Range;
-
 use burn::tensor::Tensor;
 
-use crate::operations::chunks::{chunks, map_rows};
-use crate::operations::linear::linear;
-use crate::operations::product::{Before, onto_bias, product_into};
-use crate::wide::{wide, widened};
-
-/// How much of a weight in half precision is widened at once.
-const PART_BYTES: usize = 4 << 20;
+use crate::operations::chunks::map_rows;
+use crate::operations::lora::Factors;
+use crate::operations::weight::Weight;
+use crate::wide::widened;
 
 /// The linear layer, and the bound of its logits.
 #[derive(Clone)]
 pub(super) struct Head {
     /// `[d_model, classes]`
-    pub(super) weight: Tensor<2>,
+    pub(super) weight: Weight,
+    pub(super) factors: Option<Factors>,
     /// `[classes]`
     pub(super) bias: Option<Tensor<1>>,
     pub(super) softcap: Option<f64>,
@@ -45,54 +41,21 @@ impl Head {
 
     /// In 32 bits at least: half precision has no logits beyond 65,504, and rounds the others.
     fn linear(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let (hidden, bias) = (widened(hidden), self.bias.clone().map(widened));
-        if !self.is_widened() {
-            return linear(hidden, self.weight.clone(), bias);
+        let hidden = widened(hidden);
+        let logits = self.weight.product(hidden.clone(), self.bias.clone());
+        match &self.factors {
+            Some(factors) => factors.add(logits, factors.reduced(hidden)),
+            None => logits,
         }
-        let ([tokens, _], [_, classes]) = (hidden.dims(), self.weight.dims());
-        let (logits, before) = onto_bias(bias, [tokens, classes], &hidden);
-        self.parts().fold(logits, |logits, columns| {
-            let weight = self.part(&columns);
-            product_into(logits, [0..tokens, columns], before, hidden.clone(), weight)
-        })
     }
 
-    /// Writes the gradient of hidden tokens, from that of their logits, into that of all. They are in 32
-    /// bits at least.
-    pub(super) fn write_of_hidden(
-        &self,
-        of_hidden: Tensor<2>,
-        tokens: &Range<usize>,
-        grad: Tensor<2>,
-    ) -> Tensor<2> {
-        let at = [tokens.clone(), 0..of_hidden.dims()[1]];
-        if !self.is_widened() {
-            let weight = self.weight.clone().transpose();
-            return product_into(of_hidden, at, Before::Anything, grad, weight);
+    /// The gradient of hidden tokens, from that of their logits, which is in 32 bits at least. With an adapter,
+    /// `of_reduced` is that of `hidden * a`.
+    pub(super) fn of_hidden(&self, grad: Tensor<2>, of_reduced: Option<Tensor<2>>) -> Tensor<2> {
+        let of_hidden = self.weight.product_transposed(grad, None);
+        match self.factors.as_ref().zip(of_reduced) {
+            Some((factors, of_reduced)) => factors.add_of_input(of_hidden, of_reduced),
+            None => of_hidden,
         }
-        self.parts().fold(of_hidden, |of_hidden, columns| {
-            let before = match columns.start {
-                0 => Before::Anything,
-                _ => Before::Sum,
-            };
-            let weight = self.part(&columns).transpose();
-            let grad = grad.clone().slice([0..tokens.len(), columns]);
-            product_into(of_hidden, at.clone(), before, grad, weight)
-        })
-    }
-
-    fn is_widened(&self) -> bool {
-        self.weight.dtype() != wide(self.weight.dtype())
-    }
-
-    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let [d_model, classes] = self.weight.dims();
-        chunks(classes, 4 * d_model, PART_BYTES)
-    }
-
-    /// Columns of the weight, in 32 bits at least.
-    fn part(&self, columns: &Range<usize>) -> Tensor<2> {
-        let d_model = self.weight.dims()[0];
-        widened(self.weight.clone().slice([0..d_model, columns.clone()]))
     }
 }

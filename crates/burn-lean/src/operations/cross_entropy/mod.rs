@@ -14,13 +14,17 @@ use self::labels::Labels;
 use super::chunks::chunks_of;
 #[cfg(feature = "flex")]
 use super::flex;
+use super::lora::Factors;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use super::product::{Before, filled, product_into};
+use super::weight::{LinearWeight, Weight};
 use crate::wide::wide;
 
 const HIDDEN: usize = 0;
 const WEIGHT: usize = 1;
-const BIAS: usize = 2;
+const A: usize = 2;
+const B: usize = 3;
+const BIAS: usize = 4;
 
 /// Fewest tokens of a chunk, however many classes there are.
 const FEWEST_TOKENS: usize = 64;
@@ -54,13 +58,13 @@ const FEWEST_TOKENS: usize = 64;
 /// let hidden = Tensor::<2>::ones([3, 8], &device);
 /// let targets = Tensor::from_ints([1, 7, 99], &device);
 /// // In place of `loss.forward(head.forward(hidden), targets)`:
-/// let loss = linear_cross_entropy(&loss, hidden, head.weight.val(), None, targets);
+/// let loss = linear_cross_entropy(&loss, hidden, &head.weight, None, targets);
 /// loss.backward();
 /// ```
 pub fn linear_cross_entropy(
     loss: &CrossEntropyLoss,
     hidden: Tensor<2>,
-    weight: Tensor<2>,
+    weight: impl Into<LinearWeight>,
     bias: Option<Tensor<1>>,
     targets: Tensor<1, Int>,
 ) -> Tensor<1> {
@@ -75,7 +79,7 @@ pub fn linear_cross_entropy(
 /// large as `weight`, but of 64 tokens at least, and are freed by the end of the forward pass: it
 /// computes the gradients as well, and keeps those of `hidden`, and of `weight` and `bias` if these
 /// need one. So no logits are made a second time. If nothing needs a gradient, it computes the loss
-/// alone. The idea is that of the fused loss of the paper [Liger Kernel: Efficient Triton Kernels for
+/// alone. Of a weight with an adapter, given as its parameter, the sum is not made. The idea is that of the fused loss of the paper [Liger Kernel: Efficient Triton Kernels for
 /// LLM Training](https://arxiv.org/abs/2410.10989).
 ///
 /// # Example
@@ -168,13 +172,13 @@ impl LinearCrossEntropy {
     pub fn forward(
         &self,
         hidden: Tensor<2>,
-        weight: Tensor<2>,
+        weight: impl Into<LinearWeight>,
         bias: Option<Tensor<1>>,
         targets: Tensor<1, Int>,
         reduction: Reduction,
     ) -> Tensor<1> {
         let tokens = hidden.dims()[0];
-        self.apply(hidden, weight, bias, targets, |fused, wants| {
+        self.apply(hidden, weight.into(), bias, targets, |fused, wants| {
             let normalizer = match reduction {
                 Reduction::Mean | Reduction::Auto => fused.labels.weight(),
                 Reduction::Sum => fused.labels.weight().ones_like(),
@@ -216,11 +220,11 @@ impl LinearCrossEntropy {
     pub fn forward_no_reduction(
         &self,
         hidden: Tensor<2>,
-        weight: Tensor<2>,
+        weight: impl Into<LinearWeight>,
         bias: Option<Tensor<1>>,
         targets: Tensor<1, Int>,
     ) -> Tensor<1> {
-        self.apply(hidden, weight, bias, targets, |fused, _| {
+        self.apply(hidden, weight.into(), bias, targets, |fused, _| {
             let losses = fused.chunks().map(|chunk| fused.of_chunk(&chunk, false).0);
             let none = filled([0, 1], wide(fused.hidden.dtype()), &fused.hidden);
             let losses = Tensor::cat(std::iter::once(none).chain(losses).collect(), 0);
@@ -228,13 +232,13 @@ impl LinearCrossEntropy {
         })
     }
 
-    fn apply<O: Operation<3>>(
+    fn apply<O: Operation<5>>(
         &self,
         hidden: Tensor<2>,
-        weight: Tensor<2>,
+        weight: LinearWeight,
         bias: Option<Tensor<1>>,
         targets: Tensor<1, Int>,
-        forward: impl FnOnce(Fused, [bool; 3]) -> (Tensor<1>, O),
+        forward: impl FnOnce(Fused, [bool; 5]) -> (Tensor<1>, O),
     ) -> Tensor<1> {
         let [tokens, width] = hidden.dims();
         let [d_model, classes] = weight.dims();
@@ -254,19 +258,20 @@ impl LinearCrossEntropy {
                 "linear_cross_entropy: a bias for each class"
             );
         }
-        let operands = [
-            Some(hidden.into_dispatch()),
-            Some(weight.into_dispatch()),
-            bias.map(Tensor::into_dispatch),
-        ];
-        apply(operands, |mut operands: Operands<3>| {
-            let wants = [HIDDEN, WEIGHT, BIAS].map(|at| operands.wants(at));
+        let ([value, a, b], frozen, scale) = weight.into_operands();
+        let (hidden, bias) = (hidden.into_dispatch(), bias.map(Tensor::into_dispatch));
+        let operands = [Some(hidden), value, a, b, bias];
+        apply(operands, |mut operands: Operands<5>| {
+            let wants = std::array::from_fn(|at| operands.wants(at));
             let hidden = operands.take::<2>(HIDDEN);
             let wide = wide(hidden.dtype());
+            let value = || Weight::Tensor(operands.take(WEIGHT));
+            let weight = frozen.unwrap_or_else(value).dequantized();
             let fused = Fused {
                 labels: Labels::new(&self.loss, self.z_loss, targets, classes, wide),
                 head: Head {
-                    weight: operands.take(WEIGHT),
+                    weight,
+                    factors: Factors::take(&mut operands, [A, B], scale),
                     bias: operands.take_optional(BIAS),
                     softcap: self.softcap,
                 },
@@ -332,19 +337,24 @@ fn log_softmax_of(logits: Tensor<2>) -> Tensor<2> {
 struct Gradients {
     hidden: Option<Tensor<2>>,
     weight: Option<Tensor<2>>,
+    a: Option<Tensor<2>>,
+    b: Option<Tensor<2>>,
     /// `[1, classes]`
     bias: Option<Tensor<2>>,
 }
 
 impl Gradients {
-    fn zeros(wants: [bool; 3], Fused { hidden, head, .. }: &Fused) -> Self {
+    fn zeros(wants: [bool; 5], Fused { hidden, head, .. }: &Fused) -> Self {
         let dtype = wide(hidden.dtype());
-        let bias = head.bias.clone().filter(|_| wants[BIAS]);
-        let zeros = |like: Tensor<2>| filled(like.dims(), dtype, &like);
+        let [d_model, classes] = head.weight.dims();
+        let rank = head.factors.as_ref().map_or(0, Factors::rank);
+        let zeros = |at: usize, dims| wants[at].then(|| filled(dims, dtype, hidden));
         Self {
-            hidden: wants[HIDDEN].then(|| zeros(hidden.clone())),
-            weight: wants[WEIGHT].then(|| zeros(head.weight.clone())),
-            bias: bias.map(|bias| zeros(bias.unsqueeze())),
+            hidden: zeros(HIDDEN, hidden.dims()),
+            weight: zeros(WEIGHT, [d_model, classes]),
+            a: zeros(A, [d_model, rank]),
+            b: zeros(B, [rank, classes]),
+            bias: zeros(BIAS, [1, classes]),
         }
     }
 
@@ -355,18 +365,24 @@ impl Gradients {
             let part = grad.clone().sum_dim(0);
             sum.inplace(|sum| sum + part);
         }
-        if let Some(sum) = &mut self.weight {
-            let rows = fused.rows(chunk).cast(grad.dtype()).transpose();
-            let (at, grad) = (sum.dims().map(|length| 0..length), grad.clone());
-            sum.inplace(|sum| product_into(sum, at, Before::Sum, rows, grad));
+        let rows = || fused.rows(chunk).cast(grad.dtype());
+        add_to(&mut self.weight, rows, || grad.clone());
+        let mut of_reduced = None;
+        if let Some(factors) = &fused.head.factors {
+            let of_factor = of_reduced.insert(factors.of_reduced(grad.clone()));
+            add_to(&mut self.a, rows, || of_factor.clone());
+            add_to(&mut self.b, || factors.reduced(rows()), || grad.clone());
         }
         if let Some(hidden) = &mut self.hidden {
-            hidden.inplace(|hidden| fused.head.write_of_hidden(hidden, chunk, grad));
+            let [_, d_model] = hidden.dims();
+            let at = [chunk.clone(), 0..d_model];
+            hidden
+                .inplace(|hidden| hidden.slice_assign(at, fused.head.of_hidden(grad, of_reduced)));
         }
     }
 
     /// Gives the operands their gradients, times a factor.
-    fn give(self, factor: Option<Tensor<1>>, operands: &mut OperandGradients<'_, 3>) {
+    fn give(self, factor: Option<Tensor<1>>, operands: &mut OperandGradients<'_, 5>) {
         let factor = factor.map(Tensor::unsqueeze::<2>);
         let scaled = |grad: Tensor<2>| match &factor {
             Some(factor) => grad * factor.clone(),
@@ -375,12 +391,26 @@ impl Gradients {
         if let Some(hidden) = self.hidden {
             operands.give(HIDDEN, scaled(hidden));
         }
-        if let Some(weight) = self.weight {
-            operands.give(WEIGHT, scaled(weight));
+        for (at, grad) in [(WEIGHT, self.weight), (A, self.a), (B, self.b)] {
+            if let Some(grad) = grad {
+                operands.give(at, scaled(grad));
+            }
         }
         if let Some(bias) = self.bias {
             operands.give(BIAS, scaled(bias).squeeze_dim::<1>(0));
         }
+    }
+}
+
+/// Adds `rows^T * grad` to a sum, if it is wanted.
+fn add_to(
+    sum: &mut Option<Tensor<2>>,
+    rows: impl FnOnce() -> Tensor<2>,
+    grad: impl FnOnce() -> Tensor<2>,
+) {
+    if let Some(sum) = sum {
+        let at = sum.dims().map(|length| 0..length);
+        sum.inplace(|sum| product_into(sum, at, Before::Sum, rows().transpose(), grad()));
     }
 }
 
@@ -396,11 +426,11 @@ struct Reduced {
     gradients: Gradients,
 }
 
-impl Operation<3> for Reduced {
+impl Operation<5> for Reduced {
     const NAME: &'static str = "linear_cross_entropy";
     const MIXES: bool = true;
 
-    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 5>) {
         let mut factor = grad.tensor::<1>() / self.normalizer.clone();
         if self.may_be_of_nothing {
             factor = factor.mask_fill(self.normalizer.equal_elem(0.0), 0.0);
@@ -413,11 +443,11 @@ impl Operation<3> for Reduced {
 #[derive(Clone)]
 struct OfTokens(Fused);
 
-impl Operation<3> for OfTokens {
+impl Operation<5> for OfTokens {
     const NAME: &'static str = "linear_cross_entropy";
     const MIXES: bool = true;
 
-    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 5>) {
         let Self(fused) = self;
         let wants = std::array::from_fn(|at| operands.wants(at));
         let of_losses = grad.tensor::<1>().unsqueeze_dim::<2>(1);

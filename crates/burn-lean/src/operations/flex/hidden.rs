@@ -6,7 +6,7 @@ use burn::tensor::{Shape, Tensor};
 use lean_arithmetic::slices::{Activation, drop_row, pack_row};
 
 use super::super::threads::each;
-use super::{CHUNK, FlexTensor, floats, own, read, tensor, zeros};
+use super::{CHUNK, floats, own, read, tensor, zeros};
 
 /// Which elements are dropped, as numbers.
 pub(in super::super) struct PackedMask {
@@ -18,70 +18,64 @@ pub(in super::super) struct PackedMask {
     pub(in super::super) scale: f64,
 }
 
-/// The input of an activation, `[rows, width]`, which its gradient is written over.
-pub(in super::super) struct Hidden {
+/// Columns of the hidden layer, dropped by the masks of parts of their rows. Its inputs are that of the
+/// activation and, if it is gated, what that is multiplied with: `[rows, width]`. Their gradients are written
+/// over them.
+pub(in super::super) fn hidden_block(
     function: Activation,
-    input: FlexTensor,
-}
-
-impl Hidden {
-    pub(in super::super) fn new(function: Activation, input: Tensor<2>) -> Self {
-        Self {
-            function,
-            input: own(input),
-        }
-    }
-
-    /// Columns of the activation, dropped by the masks of parts of their rows. With its gradient,
-    /// that of the input is written over the input.
-    pub(in super::super) fn block(
-        &mut self,
-        columns: &Range<usize>,
-        masks: &[PackedMask],
-        grad: Option<Tensor<2>>,
-    ) -> Tensor<2> {
-        let [rows, width] = self.input.layout().shape().dims();
-        let mut hidden = zeros(&Shape::new([rows, columns.len()]));
-        // Rows of a chunk: whole ones.
-        let at_once = (CHUNK / columns.len().max(1)).max(1);
-        let (part, whole) = (at_once * columns.len(), at_once * width);
-        let function = self.function;
-        match grad {
-            None => {
-                let inputs = read(&self.input).chunks(whole);
-                let chunks = inputs.zip(hidden.storage_mut().chunks_mut(part));
-                each(chunks.collect(), |(input, hidden)| {
-                    let hidden = hidden.chunks_exact_mut(columns.len());
-                    for (input, hidden) in input.chunks_exact(width).zip(hidden) {
-                        function.value(&input[columns.clone()], hidden);
-                    }
-                });
-            }
-            Some(grad) => {
-                let mut grad = own(grad);
-                drop_all(masks, grad.storage_mut());
-                let inputs = self.input.storage_mut().chunks_mut(whole);
-                let chunks = inputs.zip(hidden.storage_mut().chunks_mut(part));
-                let chunks = chunks.zip(read(&grad).chunks(part));
-                let compute = |((input, hidden), grad): ((&mut [f32], &mut [f32]), &[f32])| {
-                    let hidden = hidden.chunks_exact_mut(columns.len());
-                    let rows = input.chunks_exact_mut(width).zip(hidden);
-                    for ((input, hidden), grad) in rows.zip(grad.chunks_exact(columns.len())) {
-                        function.value_and_backward(&mut input[columns.clone()], hidden, grad);
-                    }
+    inputs: Vec<Tensor<2>>,
+    columns: &Range<usize>,
+    masks: &[PackedMask],
+    grad: Tensor<2>,
+) -> (Vec<Tensor<2>>, Tensor<2>) {
+    let mut inputs: Vec<_> = inputs.into_iter().map(own).collect();
+    let [rows, width] = inputs[0].layout().shape().dims();
+    let length = columns.len();
+    let (mut hidden, mut grad) = (zeros(&Shape::new([rows, length])), own(grad));
+    drop_all(masks, grad.storage_mut());
+    // Rows of a chunk: whole ones.
+    let at_once = (CHUNK / length.max(1)).max(1);
+    let (part, whole) = (at_once * length, at_once * width);
+    let outputs = hidden.storage_mut().chunks_mut(part);
+    let outputs = outputs.zip(grad.storage_mut().chunks_mut(part));
+    let mut parts = inputs
+        .iter_mut()
+        .map(|x| x.storage_mut::<f32>().chunks_mut(whole));
+    let (input, mut up) = (parts.next().expect("there is an input"), parts.next());
+    let chunks = input.zip(outputs).map(|(input, outputs)| {
+        let up = up.as_mut().map(|up| up.next().expect("it is as long"));
+        (input, up, outputs)
+    });
+    each(
+        chunks.collect(),
+        |(input, mut up, (hidden, grad)): Rows<'_>| {
+            let outputs = hidden
+                .chunks_exact_mut(length)
+                .zip(grad.chunks_exact_mut(length));
+            let rows = input.chunks_exact_mut(width).zip(outputs).enumerate();
+            for (row, (input, (hidden, grad))) in rows {
+                let input = &mut input[columns.clone()];
+                let Some(up) = &mut up else {
+                    function.value_and_backward(input, hidden, grad);
+                    continue;
                 };
-                each(chunks.collect(), compute);
+                let up = &mut up[row * width..][columns.clone()];
+                function.gated(input, up, hidden);
+                function.gated_backward(input, up, grad);
+                input.copy_from_slice(grad);
             }
-        }
-        drop_all(masks, hidden.storage_mut());
-        tensor(hidden)
-    }
-
-    /// The input, or what has been written over it.
-    pub(in super::super) fn into_input(self) -> Tensor<2> {
-        tensor(self.input)
-    }
+        },
+    );
+    drop_all(masks, hidden.storage_mut());
+    (inputs.into_iter().map(tensor).collect(), tensor(hidden))
 }
+
+/// Rows of the inputs, and of the hidden layer and its gradient.
+type Rows<'a> = (
+    &'a mut [f32],
+    Option<&'a mut [f32]>,
+    (&'a mut [f32], &'a mut [f32]),
+);
 
 /// Applies the masks of parts that follow each other.
 fn drop_all(masks: &[PackedMask], mut numbers: &mut [f32]) {

@@ -15,7 +15,7 @@ use super::threads::each;
 use crate::backend::is_on_flex;
 
 pub(super) use attention::{Settings, attention, attention_backward};
-pub(super) use hidden::{Hidden, PackedMask, drop_with, pack_block};
+pub(super) use hidden::{PackedMask, drop_with, hidden_block, pack_block};
 pub(super) use nf4::unpack as unpack_nf4;
 pub(super) use product::{product_into, repeated};
 

@@ -8,14 +8,14 @@ use lean_arithmetic::nf4;
 use super::{CHUNK, FlexTensor, each, floats, own, read, tensor, zeros};
 use burn::backend::Flex;
 
-/// The numbers of a range, `[range.len() / width, width]`, written over `scratch` if it has that shape.
-/// `of_scales` has the scales of scales, and their mean at last.
+/// Rows and columns of a matrix of this width, written over `scratch` if it has their shape. `of_scales` has
+/// the scales of scales, and their mean at last.
 pub(in crate::operations) fn unpack(
     numbers: &Tensor<1, Int>,
     scales: &Tensor<1, Int>,
     of_scales: &Tensor<1>,
-    range: Range<usize>,
     width: usize,
+    [rows, columns]: [Range<usize>; 2],
     scratch: Option<Tensor<2>>,
 ) -> Tensor<2> {
     let [numbers, scales] = [numbers, scales].map(|words| ints(words.clone()));
@@ -26,16 +26,27 @@ pub(in crate::operations) fn unpack(
         let code = scales[block / 4].to_le_bytes()[block % 4];
         nf4::scale(code, of_scales[block / nf4::SCALES], *mean)
     };
-    let rows = range.len() / width.max(1);
-    let mut output = match scratch.filter(|scratch| scratch.dims() == [rows, width]) {
+    let (count, length) = (rows.len(), columns.len().max(1));
+    let mut output = match scratch.filter(|scratch| scratch.dims() == [count, columns.len()]) {
         // Memory that the system has to clear takes longer than what is written there.
         Some(scratch) => own(scratch),
-        None => zeros(&Shape::new([rows, width])),
+        None => zeros(&Shape::new([count, columns.len()])),
     };
-    let chunks = output.storage_mut().chunks_mut(CHUNK).enumerate();
+    let at_once = (CHUNK / length).max(1);
+    // Whole rows follow each other.
+    let run = match columns.len() == width {
+        true => at_once * length,
+        false => length,
+    };
+    let chunks = output
+        .storage_mut()
+        .chunks_mut(at_once * length)
+        .enumerate();
     each(chunks.collect(), |(at, output): (usize, &mut [f32])| {
-        let start = range.start + at * CHUNK;
-        nf4::unpack(numbers, start..start + output.len(), scale, output);
+        for (row, output) in output.chunks_mut(run).enumerate() {
+            let start = (rows.start + at * at_once + row) * width + columns.start;
+            nf4::unpack(numbers, start..start + output.len(), scale, output);
+        }
     });
     tensor(output)
 }

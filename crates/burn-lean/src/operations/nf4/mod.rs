@@ -2,6 +2,8 @@
 
 mod packed;
 mod state;
+#[cfg(feature = "safetensors")]
+mod weights;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,6 +22,8 @@ use crate::scratch::{Scratch, ScratchError};
 
 pub(crate) use packed::Packed;
 pub use state::Nf4State;
+#[cfg(feature = "safetensors")]
+pub(crate) use weights::{PackedWeights, is_piece, packed_weights};
 
 /// Packs frozen weights into four bits: NF4 with double quantization, of [QLoRA: Efficient Finetuning of
 /// Quantized LLMs](https://arxiv.org/abs/2305.14314), in 4.127 bits a number on each backend. The bits are
@@ -338,7 +342,10 @@ impl Reparameterizer for Packer {
             let like: Param<Tensor<D>> = Param::initialized(id, one.expand(shape));
             lora.reparameterize(path, like).1
         });
-        let empty = Tensor::empty([0; D], (&device, dtype));
+        // A part of the weight that has no elements, and one of its lengths.
+        let mut shape = [0; D];
+        shape[usize::from(!is_transposed)] = packed.dims[1];
+        let empty = Tensor::empty(shape, (&device, dtype));
         let Packed {
             numbers,
             scales,

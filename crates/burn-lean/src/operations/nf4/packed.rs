@@ -8,11 +8,15 @@ use lean_arithmetic::nf4::{self, BLOCK, DYNAMIC, Packer, QUANTILES, SCALES};
 use super::state::Nf4State;
 #[cfg(feature = "flex")]
 use crate::backend::is_on_flex;
+use crate::operations::chunks::chunks;
 #[cfg(feature = "flex")]
 use crate::operations::flex;
 
 /// Numbers of a [`BLOCK`]th of what is packed at a time, at least.
 const NUMBERS_AT_ONCE: usize = 1 << 10;
+
+/// How much is unpacked at once where only some of it is needed.
+const PART_BYTES: usize = 4 << 20;
 
 /// A weight in four bits, without autodiff. It is stored as a matrix `[rows, width]`, row after row.
 #[derive(Clone, Debug)]
@@ -82,7 +86,7 @@ impl Packed {
         }
     }
 
-    pub(super) fn state(&self) -> Nf4State {
+    pub(crate) fn state(&self) -> Nf4State {
         let numbers: usize = self.dims.iter().product();
         let bytes = |words: &Tensor<1, Int>, length: usize| {
             let words = words.clone().into_data();
@@ -135,6 +139,38 @@ impl Packed {
         }
     }
 
+    /// These rows of the weight, in f32.
+    pub(crate) fn unpacked_rows(&self, rows: Range<usize>) -> Tensor<2> {
+        if !self.is_transposed {
+            return self.rows(rows, None);
+        }
+        let [height, width] = self.dims;
+        #[cfg(feature = "flex")]
+        if is_on_flex(&self.of_scales) && !rows.is_empty() && height > 0 {
+            return self.part([0..height, rows], None).transpose();
+        }
+        let part = |part| self.rows(part, None).slice_dim(1, rows.clone());
+        let parts: Vec<_> = chunks(height, 4 * width, PART_BYTES).map(part).collect();
+        match parts.is_empty() {
+            true => self.unpacked().slice_dim(0, rows),
+            false => Tensor::cat(parts, 0).transpose(),
+        }
+    }
+
+    /// Rows and columns of the matrix, neither none.
+    #[cfg(feature = "flex")]
+    fn part(&self, at: [Range<usize>; 2], scratch: Option<Tensor<2>>) -> Tensor<2> {
+        let [_, width] = self.dims;
+        flex::unpack_nf4(
+            &self.numbers,
+            &self.scales,
+            &self.of_scales,
+            width,
+            at,
+            scratch,
+        )
+    }
+
     /// These rows of the matrix, in f32. `scratch` are earlier ones, which nobody needs any more.
     pub(crate) fn rows(&self, rows: Range<usize>, scratch: Option<Tensor<2>>) -> Tensor<2> {
         let [_, width] = self.dims;
@@ -144,8 +180,7 @@ impl Packed {
         }
         #[cfg(feature = "flex")]
         if is_on_flex(&self.of_scales) {
-            let (numbers, scales) = (&self.numbers, &self.scales);
-            return flex::unpack_nf4(numbers, scales, &self.of_scales, range, width, scratch);
+            return self.part([rows, 0..width], scratch);
         }
         drop(scratch);
         let codes = field(&self.numbers, range.clone(), 4, 4);

@@ -7,8 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use super::configuration::configuration;
 use super::same_fields::same_fields;
 use crate::backend::constant;
-use crate::operations::frozen::Frozen;
-use crate::operations::lora::{adapter_of, is_adapted};
+use crate::operations::weight::{Weight, adapter_of, is_adapted};
 use crate::operations::{embedding, linear};
 
 configuration! {
@@ -52,15 +51,15 @@ impl Embedding {
 
     /// The vectors of a frozen weight without its adapter; `None` if it is trained or quantized.
     fn base(&self, input: &Tensor<2, Int>) -> Option<Tensor<3>> {
-        match Frozen::of(&self.weight)? {
-            Frozen::Packed(packed) if !packed.is_transposed() => {
+        match Weight::frozen(&self.weight)? {
+            Weight::Packed(packed) if !packed.is_transposed() => {
                 let [batch, time] = input.dims();
                 let vectors = packed.select(input.clone().inner().flatten::<1>(0, 1));
                 let [_, width] = vectors.dims();
                 let vectors = vectors.reshape([batch, time, width]);
                 Some(constant(vectors, &input.device()))
             }
-            Frozen::Tensor(weight) if weight.dtype().is_float() => {
+            Weight::Tensor(weight) if weight.dtype().is_float() => {
                 Some(embedding(self.weight.base(), input.clone()))
             }
             _ => None,

@@ -1,13 +1,13 @@
 //! The Swish gated linear unit as a module.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor};
 
 use super::Linear;
 use super::configuration::configuration;
 use super::same_fields::same_fields;
-use crate::operations::swiglu;
+use crate::operations::{swiglu, swiglu_linear};
 
 configuration! {
     SwiGluConfig(burn::nn::SwiGluConfig) {
@@ -43,5 +43,21 @@ impl SwiGlu {
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let gate = self.linear_inner.forward(input.clone());
         swiglu(gate, self.linear_outer.forward(input))
+    }
+
+    /// Applies the layer and the linear layer behind it, as [one operation](swiglu_linear).
+    ///
+    /// # Shapes
+    ///
+    /// - `input`: `[..., d_input]`
+    /// - output: `[..., d_output]` of `down`
+    ///
+    /// # Panics
+    ///
+    /// If `d_input` of `down` is not `d_output` of this layer.
+    pub fn forward_linear<const D: usize>(&self, input: Tensor<D>, down: &Linear) -> Tensor<D> {
+        let gate = self.linear_inner.forward(input.clone());
+        let (up, bias) = (self.linear_outer.forward(input), down.bias.as_ref());
+        swiglu_linear(gate, up, &down.weight, bias.map(Param::val))
     }
 }

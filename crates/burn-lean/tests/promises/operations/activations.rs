@@ -28,7 +28,7 @@ pub(crate) fn gelu_of_definition<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 // Nor its sigmoid, which has the precision of `f32`. By `tanh`, whose gradient is finite far out.
-fn silu_of_definition(x: Tensor<1>) -> Tensor<1> {
+pub(super) fn silu_of_definition<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     x.clone() * 0.5 * ((x * 0.5).tanh() + 1.0)
 }
 

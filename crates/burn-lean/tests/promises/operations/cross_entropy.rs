@@ -5,9 +5,10 @@ use burn::tensor::Tolerance;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::quantization::QuantScheme;
 use burn_lean::checkpoint_chunks;
-use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
+use burn_lean::operations::{LinearCrossEntropy, LinearWeight, linear_cross_entropy};
 
 use super::harness::{Case, noise, shaped};
+use super::lora::{SCALE, adapted, frozen};
 use crate::harness::prelude::*;
 use crate::heap::{HEAP, peak_of};
 
@@ -77,21 +78,59 @@ impl Head {
             move |leaves| self.reference(leaves),
             move |leaves| {
                 let (hidden, weight, bias) = self.split(leaves);
-                let targets = self.targets(&hidden.device());
-                let mut loss = LinearCrossEntropy::new(&self.loss(&leaves[0]));
-                loss = loss.with_z_loss(self.z_loss);
-                if let Some(softcap) = self.softcap {
-                    loss = loss.with_softcap(softcap);
-                }
-                let reduction = match self.reduction {
-                    Reduced::Mean => Reduction::Mean,
-                    Reduced::Sum => Reduction::Sum,
-                    Reduced::BatchMean => Reduction::BatchMean,
-                    Reduced::Not => {
-                        return loss.forward_no_reduction(hidden, weight, bias, targets);
-                    }
-                };
-                loss.forward(hidden, weight, bias, targets, reduction)
+                self.ours(hidden, weight, bias)
+            },
+        )
+    }
+
+    fn ours(
+        self,
+        hidden: Tensor<2>,
+        weight: impl Into<LinearWeight>,
+        bias: Option<Tensor<1>>,
+    ) -> Tensor<1> {
+        let targets = self.targets(&hidden.device());
+        let like = hidden.clone().flatten(0, 1);
+        let mut loss = LinearCrossEntropy::new(&self.loss(&like)).with_z_loss(self.z_loss);
+        if let Some(softcap) = self.softcap {
+            loss = loss.with_softcap(softcap);
+        }
+        let reduction = match self.reduction {
+            Reduced::Mean => Reduction::Mean,
+            Reduced::Sum => Reduction::Sum,
+            Reduced::BatchMean => Reduction::BatchMean,
+            Reduced::Not => return loss.forward_no_reduction(hidden, weight, bias, targets),
+        };
+        loss.forward(hidden, weight, bias, targets, reduction)
+    }
+
+    /// The weight is frozen and has an adapter of this rank.
+    fn adapted(self, rank: usize) -> Case {
+        let [width, classes] = [self.width, self.classes];
+        let factors = move |leaves: &[Tensor<1>]| {
+            let a: Tensor<2> = shaped(&leaves[1], [width, rank]);
+            (a, shaped::<2>(&leaves[2], [rank, classes]))
+        };
+        Case::new(
+            format!("{self:?} of rank {rank}"),
+            vec![
+                noise(self.tokens * width, 1),
+                noise(width * rank, 2),
+                noise(rank * classes, 4),
+                noise(classes, 3),
+            ],
+            move |leaves| {
+                let (a, b) = factors(leaves);
+                let weight = frozen([width, classes], &leaves[0]) + a.matmul(b) * SCALE;
+                let (hidden, bias) = (leaves[0].clone(), leaves.get(3).cloned());
+                let leaves = [hidden, weight.flatten(0, 1)].into_iter().chain(bias);
+                self.reference(&leaves.collect::<Vec<_>>())
+            },
+            move |leaves| {
+                let (a, b) = factors(leaves);
+                let weight = adapted(frozen([width, classes], &leaves[0]), a, b);
+                let hidden = shaped(&leaves[0], [self.tokens, width]);
+                self.ours(hidden, &weight, leaves.get(3).cloned())
             },
         )
     }
@@ -383,6 +422,33 @@ fn sums_over_chunks_and_one_division_are_the_mean_over_tokens() {
     found_grad.assert_approx_eq::<f32>(&expected_grad, Tolerance::absolute(1e-6));
 }
 
+/// Of an adapted head, the sum of weight and product is not made.
+#[test]
+fn a_head_with_an_adapter() {
+    for (tokens, width, classes) in [(1, 3, 5), (7, 4, 3), (300, 5, 11)] {
+        for reduction in [
+            Reduced::Mean,
+            Reduced::Sum,
+            Reduced::BatchMean,
+            Reduced::Not,
+        ] {
+            let plain = Head {
+                reduction,
+                ..Head::new(tokens, width, classes)
+            };
+            let head = Head {
+                ignored: tokens == 300,
+                softcap: Some(3.0),
+                z_loss: 1e-2,
+                ..plain
+            };
+            plain.adapted(2).assert_equal(256.0);
+            head.adapted(2).assert_equal(256.0);
+            head.adapted(2).without_last_input().assert_equal(256.0);
+        }
+    }
+}
+
 /// A head of 8,000 classes for 1,500 tokens: the logits would be 48 MB.
 #[test]
 fn the_logits_never_exist() {
@@ -411,6 +477,22 @@ fn the_logits_never_exist() {
         let (kept, ours) = bytes_of(&|hidden, weight| {
             linear_cross_entropy(&loss, hidden, weight, None, targets())
         });
+        let of_head = adapted(
+            weight.clone().detach(),
+            numbers([WIDTH, 2], 4, &flex()).require_grad(),
+            numbers([2, CLASSES], 5, &flex()).require_grad(),
+        );
+        let of_adapted = || {
+            bytes_of(&|hidden, _| linear_cross_entropy(&loss, hidden, &of_head, None, targets()))
+        };
+        // A product of two columns has buffers of its own, which stay.
+        of_adapted();
+        let (kept_of_adapted, _) = of_adapted();
+        let of_factors = 4 * (WIDTH * TOKENS + 2 * (WIDTH + CLASSES));
+        assert!(
+            kept_of_adapted < of_factors + (64 << 10),
+            "{kept_of_adapted} of {of_factors}"
+        );
         let (kept_of_tokens, of_tokens) = bytes_of(&|hidden, weight| {
             let loss = LinearCrossEntropy::new(&loss).with_softcap(30.0);
             let loss = loss.with_z_loss(1e-4);

@@ -4,16 +4,16 @@ use burn::module::{Lora, QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantScheme, QuantValue, ScaleDtype};
 use burn_lean::operations::{adapted_linear, nn};
 
-use super::harness::{Case, noise, shaped};
+use super::harness::{Case, coarse, noise, shaped};
 use super::linear::reference;
 use crate::harness::distance;
 use crate::harness::prelude::*;
 use crate::heap::{HEAP, warm_threads};
 
-const SCALE: f64 = 2.0;
+pub(super) const SCALE: f64 = 2.0;
 
 /// A frozen parameter with these factors.
-fn adapted(weight: Tensor<2>, a: Tensor<2>, b: Tensor<2>) -> Param<Tensor<2>> {
+pub(super) fn adapted(weight: Tensor<2>, a: Tensor<2>, b: Tensor<2>) -> Param<Tensor<2>> {
     let [_, rank] = a.dims();
     let lora = Lora::new(rank, SCALE * rank as f64);
     let weight = Param::from_tensor(weight).apply_lora(lora);
@@ -30,23 +30,22 @@ fn adapted(weight: Tensor<2>, a: Tensor<2>, b: Tensor<2>) -> Param<Tensor<2>> {
     Module::map(weight, &mut Factors(vec![a, b].into_iter()))
 }
 
+/// A weight that is not trained, of the type of a tensor, which holds its numbers.
+pub(super) fn frozen(dims: [usize; 2], like: &Tensor<1>) -> Tensor<2> {
+    let data = TensorData::new(coarse(dims[0] * dims[1]), dims);
+    let data = data.convert_dtype(like.dtype());
+    Tensor::from_data(data, (&like.device(), like.dtype()))
+}
+
 fn case(dims: [usize; 3], d_output: usize, rank: usize) -> Case {
     let width = dims[2];
-    let weight = noise(width * d_output, 7);
-    let weight = move |like: &Tensor<1>| {
-        let data = TensorData::new(weight.clone(), [width, d_output]);
-        Tensor::<2>::from_data(
-            data.convert_dtype(like.dtype()),
-            (&like.device(), like.dtype()),
-        )
-    };
+    let weight = move |like: &Tensor<1>| frozen([width, d_output], like);
     let parts = move |leaves: &[Tensor<1>]| {
         let x: Tensor<3> = shaped(&leaves[0], dims);
         let a: Tensor<2> = shaped(&leaves[1], [width, rank]);
         let b: Tensor<2> = shaped(&leaves[2], [rank, d_output]);
         (x, a, b, leaves.get(3).cloned())
     };
-    let of_ours = weight.clone();
     Case::new(
         format!("linear of {dims:?} to {d_output} of rank {rank}"),
         vec![
@@ -62,7 +61,7 @@ fn case(dims: [usize; 3], d_output: usize, rank: usize) -> Case {
         },
         move |leaves| {
             let (x, a, b, bias) = parts(leaves);
-            adapted_linear(x, &adapted(of_ours(&leaves[0]), a, b), bias).flatten(0, 2)
+            adapted_linear(x, &adapted(weight(&leaves[0]), a, b), bias).flatten(0, 2)
         },
     )
 }

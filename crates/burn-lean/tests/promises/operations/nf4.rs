@@ -3,7 +3,7 @@
 use burn::module::Lora;
 use burn_lean::MixedPrecision;
 use burn_lean::operations::nn;
-use burn_lean::operations::{Nf4, Nf4State, Nf4Weight};
+use burn_lean::operations::{Nf4, Nf4State, Nf4Weight, linear_cross_entropy, swiglu_linear};
 use serde::Deserialize;
 
 use crate::harness::distance;
@@ -323,6 +323,39 @@ fn parts_of_a_weight() {
     let [found, expected] = [packed, dense].map(|layer| run(layer.into()).to_vec());
     // Sums of 1500 products, in another order.
     assert!(distance(&found, &expected) < 1e-4);
+}
+
+/// Operations that read some of the rows of a packed weight, and some of its columns: rows that are no whole
+/// number of blocks, for several parts of the hidden layer.
+#[test]
+fn operations_over_a_packed_weight() {
+    const ROWS: usize = 1500;
+    const WIDTH: usize = 401;
+    let device = flex();
+    let layer: Linear = numbered(LinearConfig::new(WIDTH, 40).init(&device));
+    let packed = Nf4::new().pack(layer).unwrap();
+    let dense = Param::from_tensor(packed.weight.val().detach());
+    let leaf = |at| numbers::<2>([ROWS, WIDTH], at, &device).require_grad();
+    let (gate, up) = (leaf(1), leaf(2));
+    let run = |weight: &Packed| {
+        let y = swiglu_linear(gate.clone(), up.clone(), weight, None);
+        let value = bits_of(y.clone().inner());
+        let grads = (y * numbers([ROWS, 40], 3, &device)).sum().backward();
+        let of = |x: &Tensor<2>| bits_of(x.grad(&grads).unwrap());
+        let mut all = vec![value, of(&gate), of(&up)];
+        let loss = CrossEntropyLossConfig::new().init(&device);
+        let targets = ids([ROWS], 1, 40, &device);
+        let loss = linear_cross_entropy(&loss, gate.clone(), weight, None, targets);
+        all.push(bits_of(loss.clone().inner()));
+        all.push(bits_of(gate.grad(&loss.backward()).unwrap()));
+        all
+    };
+    for (at, (found, expected)) in run(&packed.weight).into_iter().zip(run(&dense)).enumerate() {
+        let [found, expected] = [found, expected].map(|bits| vec![(String::new(), bits)]);
+        // Sums of 401 products, in another order.
+        let distance = distance(&found, &expected);
+        assert!(distance < 2e-6, "tensor {at}: {distance:e}");
+    }
 }
 
 /// Weights that nobody has read are drawn one at a time, also where adapters are attached: 16 layers of

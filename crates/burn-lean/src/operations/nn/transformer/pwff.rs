@@ -5,13 +5,12 @@ use burn::nn::Initializer;
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::tensor::{Device, Tensor};
 
-use crate::operations::activation::{Function, elementwise};
+use crate::operations::activation::Function;
+use crate::operations::adapted_linear;
 use crate::operations::feed_forward::activated_linear;
-use crate::operations::lora::is_adapted;
 use crate::operations::nn::configuration::configuration;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
-use crate::operations::{adapted_linear, swiglu};
 
 configuration! {
     PositionWiseFeedForwardConfig(burn::nn::transformer::PositionWiseFeedForwardConfig) {
@@ -32,8 +31,8 @@ pub struct PositionWiseFeedForward {
     pub linear_outer: Linear,
     /// Drops hidden features.
     pub dropout: Dropout,
-    /// Burn's own. GELU is one operation with what follows it, of which only its input is kept;
-    /// SwiGLU is one of its own. Not in records, as with Burn.
+    /// Burn's own. The product of GELU or SwiGLU is one operation with what follows it, of which only its
+    /// inputs are kept. Not in records, as with Burn.
     #[module(skip)]
     pub activation: Activation,
 }
@@ -57,33 +56,23 @@ impl PositionWiseFeedForward {
     /// If the last axis of `input` is not `d_model`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let x = self.linear_inner.forward(input);
-        let function = match &self.activation {
-            Activation::Gelu(module) if module.approximate => Function::GeluApproximate,
-            Activation::Gelu(_) => Function::Gelu,
+        let (function, x, up) = match &self.activation {
+            Activation::Gelu(module) if module.approximate => (Function::GeluApproximate, x, None),
+            Activation::Gelu(_) => (Function::Gelu, x, None),
+            Activation::SwiGlu(module) => {
+                let run = |layer: &burn::nn::Linear, x| {
+                    adapted_linear(x, &layer.weight, layer.bias.as_ref().map(Param::val))
+                };
+                let gate = run(&module.linear_inner, x.clone());
+                (Function::Silu, gate, Some(run(&module.linear_outer, x)))
+            }
             other => {
-                let x = activate(other, x);
-                return self.linear_outer.forward(self.dropout.forward(x));
+                let x = self.dropout.forward(other.forward(x));
+                return self.linear_outer.forward(x);
             }
         };
         let Linear { weight, bias } = &self.linear_outer;
-        if is_adapted(weight) {
-            let x = self.dropout.forward(elementwise(function, x));
-            return self.linear_outer.forward(x);
-        }
-        let (weight, bias) = (weight.val(), bias.as_ref().map(Param::val));
-        activated_linear(function, self.dropout.current_prob(), x, weight, bias)
-    }
-}
-
-fn activate<const D: usize>(activation: &Activation, x: Tensor<D>) -> Tensor<D> {
-    match activation {
-        Activation::SwiGlu(module) => {
-            let run = |layer: &burn::nn::Linear, x| {
-                adapted_linear(x, &layer.weight, layer.bias.as_ref().map(Param::val))
-            };
-            let gate = run(&module.linear_inner, x.clone());
-            swiglu(gate, run(&module.linear_outer, x))
-        }
-        other => other.forward(x),
+        let (weight, bias) = (weight.into(), bias.as_ref().map(Param::val));
+        activated_linear(function, self.dropout.current_prob(), x, up, weight, bias)
     }
 }

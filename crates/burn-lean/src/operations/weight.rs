@@ -1,8 +1,9 @@
-//! A weight that is not trained.
+//! A weight, as products read it.
 
 use std::ops::Range;
 
-use burn::module::Param;
+use burn::backend::DispatchTensor;
+use burn::module::{LoraAdapter, Param};
 use burn::tensor::{DType, Tensor};
 
 use super::chunks::chunks;
@@ -15,30 +16,124 @@ use crate::wide::{is_half, wide, widened};
 /// How much of a weight is unpacked or cast at once, in f32.
 const PART_BYTES: usize = 4 << 20;
 
-/// A weight `[d_input, d_output]` that is not trained, without autodiff. It is packed, quantized, or of a
-/// type that need not be that of what it is multiplied with.
-#[derive(Clone)]
+/// The weight of a linear layer, as operations take it: a tensor, or a parameter. That may be
+/// [packed](super::Nf4) or quantized, or have an [adapter](LoraAdapter), whose sum with it is not made.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean::operations::swiglu_linear;
+///
+/// let device = Device::flex().autodiff();
+/// let down = LinearConfig::new(6, 4).init(&device).apply_lora(Lora::new(2, 4.0));
+/// let [gate, up] = [1.0, 2.0].map(|number| Tensor::<2>::full([3, 6], number, &device));
+/// let bias = down.bias.as_ref().map(|bias| bias.val());
+/// assert_eq!(swiglu_linear(gate, up, &down.weight, bias).dims(), [3, 4]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct LinearWeight {
+    /// An operand, which may be trained.
+    pub(super) value: Option<Tensor<2>>,
+    /// In place of that, one that is not trained.
+    pub(super) frozen: Option<Weight>,
+    /// The factors of an adapter, and its scale.
+    pub(super) factors: Option<([Tensor<2>; 2], f64)>,
+}
+
+impl LinearWeight {
+    /// The value and the factors as operands, the weight that is none, and the scale of the factors.
+    pub(super) fn into_operands(
+        self,
+    ) -> ([Option<DispatchTensor>; 3], Option<Weight>, Option<f64>) {
+        let (factors, scale) = self.factors.unzip();
+        let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
+        let operands = [self.value, a, b].map(|operand| operand.map(Tensor::into_dispatch));
+        (operands, self.frozen, scale)
+    }
+
+    pub(super) fn dims(&self) -> [usize; 2] {
+        match (&self.value, &self.frozen) {
+            (Some(value), _) => value.dims(),
+            (None, Some(frozen)) => frozen.dims(),
+            (None, None) => unreachable!("there is one of them"),
+        }
+    }
+}
+
+impl From<Tensor<2>> for LinearWeight {
+    fn from(value: Tensor<2>) -> Self {
+        // What is quantized has no gradient.
+        let (value, frozen) = match is_quantized(&value) {
+            true => (None, Some(Weight::constant(value))),
+            false => (Some(value), None),
+        };
+        Self {
+            value,
+            frozen,
+            factors: None,
+        }
+    }
+}
+
+impl From<&Param<Tensor<2>>> for LinearWeight {
+    /// # Panics
+    ///
+    /// If the parameter is packed and is to be trained.
+    fn from(param: &Param<Tensor<2>>) -> Self {
+        let frozen = is_adapted(param).then(|| Weight::frozen(param));
+        match frozen.flatten() {
+            Some(frozen) => Self {
+                value: None,
+                frozen: Some(frozen),
+                factors: adapter_of(param)
+                    .map(|adapter| ([adapter.a.val(), adapter.b.val()], adapter.scale)),
+            },
+            None => param.val().into(),
+        }
+    }
+}
+
+/// Whether the value of a parameter is not one tensor.
+pub(super) fn is_adapted(weight: &Param<Tensor<2>>) -> bool {
+    Nf4Weight::of(weight).is_some() || weight.adapter().is_some()
+}
+
+/// The adapter of a parameter, packed or not.
+pub(super) fn adapter_of(weight: &Param<Tensor<2>>) -> Option<&LoraAdapter> {
+    match Nf4Weight::of(weight) {
+        Some(packed) => packed.lora.as_ref(),
+        None => weight.adapter(),
+    }
+}
+
+/// A weight `[d_input, d_output]` without autodiff. It is packed, quantized, or of a type that need not be
+/// that of what it is multiplied with.
+#[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "a layer has one, beside which its tensors are large"
 )]
-pub(super) enum Frozen {
+pub(super) enum Weight {
     Tensor(Tensor<2>),
     Packed(Packed),
 }
 
-impl Frozen {
+impl Weight {
     /// The base of a parameter, whose adapter it leaves out; `None` if it is trained.
     ///
     /// # Panics
     ///
     /// If it is packed and is to be trained.
-    pub(super) fn of(weight: &Param<Tensor<2>>) -> Option<Self> {
+    pub(super) fn frozen(weight: &Param<Tensor<2>>) -> Option<Self> {
         if let Some(packed) = Nf4Weight::of(weight) {
             return Some(Self::Packed(packed.frozen(&weight.base())));
         }
-        let base = || Tensor::from_dispatch(plain(weight.base().into_dispatch()));
-        (!weight.is_require_grad()).then(|| Self::Tensor(base()))
+        (!weight.is_require_grad()).then(|| Self::constant(weight.base()))
+    }
+
+    fn constant(weight: Tensor<2>) -> Self {
+        Self::Tensor(Tensor::from_dispatch(plain(weight.into_dispatch())))
     }
 
     pub(super) fn dims(&self) -> [usize; 2] {
@@ -115,6 +210,28 @@ impl Frozen {
             sum
         });
         sum.cast(dtype)
+    }
+
+    /// Whether a tensor of a type is multiplied by the weight as it is: nothing is unpacked or cast.
+    pub(super) fn is_ready(&self, dtype: DType) -> bool {
+        matches!(self, Self::Tensor(weight) if weight.dtype() == dtype)
+    }
+
+    /// The weight, dense if it was quantized.
+    pub(super) fn dequantized(self) -> Self {
+        match self {
+            Self::Tensor(weight) if is_quantized(&weight) => Self::Tensor(weight.dequantize()),
+            weight => weight,
+        }
+    }
+
+    /// Rows of a weight that is not quantized: those that some columns of an input are multiplied by.
+    pub(super) fn rows(&self, rows: Range<usize>, dtype: DType) -> Tensor<2> {
+        match self {
+            Self::Tensor(weight) => weight.clone().slice_dim(0, rows),
+            Self::Packed(packed) => packed.unpacked_rows(rows),
+        }
+        .cast(dtype)
     }
 
     /// The weight, if it is not packed by columns.
