@@ -1,7 +1,5 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
-use burn_lean::backward;
-
 use crate::harness::prelude::*;
 
 const WINDOWS: usize = 4;
@@ -385,56 +383,4 @@ fn a_refused_call_loses_no_sum() {
     let (mut optim, _) = amid(&[0]);
     assert!(optim.take_sums(&other).is_empty() && !optim.has_sums());
     assert_ends(optim, Net::new(), &[1]);
-}
-
-#[test]
-fn a_micro_batch_without_a_finite_loss_is_left_out() {
-    let (mut optim, model) = amid(&[0]);
-    for batch in [1, 2] {
-        let factor = if batch == 1 { f32::NAN } else { 1.0 };
-        let loss = model.loss(batch) * factor;
-        if loss.clone().into_scalar::<f32>().is_finite() {
-            optim.accumulate(loss, &model);
-        }
-    }
-    assert_ends(optim, model, &[0, 2, 3]);
-}
-
-/// One loss goes through two models, whose windows end at different times.
-#[test]
-fn windows_of_two_models_under_one_loss() {
-    let sgd = || SgdConfig::new().init();
-    let make = || (small(), numbered_from(small(), 70));
-    let loss = |first: &Small, second: &Small, batch| {
-        let x = numbers([3, 4], batch, &flex());
-        first.forward(second.forward(x)).square().mean()
-    };
-
-    let (mut first, mut second) = make();
-    let (mut of_first, mut of_second) = (GradientsAccumulator::new(), GradientsAccumulator::new());
-    let mut optim = sgd();
-    for batch in 0..4 {
-        let mut grads = loss(&first, &second, batch).backward();
-        of_first.accumulate(&first, GradientsParams::from_module(&mut grads, &first));
-        of_second.accumulate(&second, GradientsParams::from_module(&mut grads, &second));
-        second = optim.step(LR, second, of_second.grads());
-        if batch % 2 == 1 {
-            first = optim.step(LR, first, of_first.grads());
-        }
-    }
-    let expected = bits(&(first, second));
-
-    let (mut first, mut second) = make();
-    let (mut one, mut other) = (sgd().with_gradient_release(), sgd().with_gradient_release());
-    for batch in 0..4 {
-        let loss = loss(&first, &second, batch);
-        if batch % 2 == 0 {
-            let parts = (one.accumulating(&first), other.stepping(LR, second));
-            (((), second), _) = backward(loss, parts);
-        } else {
-            let parts = (one.stepping(LR, first), other.stepping(LR, second));
-            ((first, second), _) = backward(loss, parts);
-        }
-    }
-    assert_bits(&bits(&(first, second)), &expected, "two windows");
 }
