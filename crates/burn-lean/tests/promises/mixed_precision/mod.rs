@@ -22,6 +22,7 @@ use burn_lean::optim::{
 use burn_lean::optim::{Offload, StableAdamWConfig};
 use burn_lean::{CastError, LossScaler, MixedPrecision, checkpoint_each, no_decay};
 
+pub(crate) use self::training::sum_in_f32;
 use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::prelude::*;
 

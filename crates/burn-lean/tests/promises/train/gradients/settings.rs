@@ -6,9 +6,8 @@ use super::*;
 use crate::harness::watched_adamw;
 
 fn clipping() -> Training {
-    let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
     Training {
-        settings: Arc::new(move |optim| optim.with_norm_clipping(clipping)),
+        settings: Arc::new(|optim| optim.with_norm_clipping(global_norm_clipping())),
         has_two_passes: true,
         ..Training::new(adamw)
     }
@@ -114,34 +113,24 @@ fn groups_of_the_optimizer() {
 /// An optimizer that was trained with before goes on, with its states and averages.
 #[test]
 fn an_optimizer_that_was_used_before() {
-    let clipping = AutoClipConfig::new()
-        .with_percentile(QUANTILES.percentile)
-        .with_history(QUANTILES.history);
-    let used = |training: &Training, optim: &mut dyn FnMut(Net, GradientsParams) -> Net| {
+    let [expected, found] = [Mode::Stock, Mode::Released].map(|mode| {
+        let mut training = Training::new(adamw);
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_norm_clipping(auto_clip());
         let mut model = training.model.clone();
         for _ in 0..5 {
             let grads = model.gradients();
-            model = optim(model, grads);
+            model = optim.step(0.01, model, grads);
         }
-    };
-    let mut stock = Training::new(adamw);
-    let (by_hand, mut optim) = (Arc::new(ByQuantiles::default()), adamw());
-    used(&stock, &mut |model, mut grads| {
-        by_hand.change(&model, &mut grads);
-        optim.step(0.01, model, grads)
+        let learner = match mode {
+            Mode::Stock => {
+                training.model.user.stepper = Some(Arc::new(Mutex::new(optim)));
+                Learner::new(training.model.clone(), adamw(), rates())
+            }
+            _ => release_learner(training.model.clone(), optim, rates()),
+        };
+        bits(&training.supervised(mode).launch(learner).model)
     });
-    stock.model.user.by_hand = Some(by_hand);
-    let learner = Learner::new(stock.model.clone(), optim, rates());
-    let expected = bits(&stock.supervised(Mode::Stock).launch(learner).model);
-
-    let released = Training::new(adamw);
-    let optim = adamw().with_gradient_release();
-    let mut optim = optim.with_norm_clipping(NormClipping::AutoClip(clipping));
-    used(&released, &mut |model, grads| {
-        optim.step(0.01, model, grads)
-    });
-    let learner = release_learner(released.model.clone(), optim, rates());
-    let found = bits(&released.supervised(Mode::Released).launch(learner).model);
     assert_bits(&found, &expected, "used before");
 }
 
