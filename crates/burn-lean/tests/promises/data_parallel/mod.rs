@@ -10,7 +10,6 @@ mod memory;
 mod processes;
 pub(crate) mod reference;
 mod states;
-mod tokens;
 mod weights;
 
 #[cfg(feature = "mpi")]
