@@ -48,27 +48,15 @@ impl Net {
     }
 }
 
-/// How a window ends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
-    /// `backward` of the last micro-batch.
-    Backward,
-    /// `step` with the gradients of the last micro-batch.
-    Ordinary,
-    /// `step` with the sums of all micro-batches: an epoch was over.
-    CutShort,
-    /// Its sums are taken, and given to `step`.
-    Taken,
-}
-
-/// A way to accumulate. `micro` counts the micro-batches of a window.
+/// A way to accumulate; `edges::sequences` walks through others. `micro` counts the micro-batches of a window.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     size: fn(window: usize) -> usize,
     /// The heads that a micro-batch uses.
     heads: fn(micro: usize) -> &'static [usize],
-    end: End,
+    /// The sums are taken at the end, and given to `step`, in place of `backward` of the last micro-batch.
+    is_taken: bool,
     /// Number of parameters that the last window's end steps inside backward.
     inside: usize,
     /// What happens to the others.
@@ -79,7 +67,7 @@ const FOUR: Case = Case {
     name: "four",
     size: |_| 4,
     heads: |_| &[0, 1],
-    end: End::Backward,
+    is_taken: false,
     inside: PARAMS,
     left: Outcome::AtEnd,
 };
@@ -91,20 +79,8 @@ const CASES: &[Case] = &[
         ..FOUR
     },
     Case {
-        name: "ordinary gradients come last",
-        end: End::Ordinary,
-        inside: 0,
-        ..FOUR
-    },
-    Case {
-        name: "cut short",
-        end: End::CutShort,
-        inside: 0,
-        ..FOUR
-    },
-    Case {
         name: "taken",
-        end: End::Taken,
+        is_taken: true,
         inside: 0,
         ..FOUR
     },
@@ -165,30 +141,20 @@ fn release_windows(
     let mut batches = 0..;
     for (window, expected) in expected.iter().enumerate() {
         let before = bits(&model);
-        let is_last_summed = matches!(case.end, End::CutShort | End::Taken);
-        let last = (case.size)(window) - usize::from(!is_last_summed);
+        let last = (case.size)(window) - usize::from(!case.is_taken);
+        let mut loss =
+            |model: &Net, micro| model.loss_of(batches.next().unwrap(), (case.heads)(micro));
         for micro in 0..last {
-            let loss = model.loss_of(batches.next().unwrap(), (case.heads)(micro));
-            optim.accumulate(loss, &model);
+            optim.accumulate(loss(&model, micro), &model);
             assert_bits(&bits(&model), &before, what);
         }
-        let mut next = || (batches.next().unwrap(), (case.heads)(last));
-        let grads = match case.end {
-            End::Backward => {
-                let (batch, heads) = next();
-                model = optim.backward(LR, model.loss_of(batch, heads), model);
-                None
+        model = match case.is_taken {
+            true => {
+                let sums = optim.take_sums(&model);
+                optim.step(LR, model, sums)
             }
-            End::Ordinary => {
-                let (batch, heads) = next();
-                Some(model.grads_of(batch, heads))
-            }
-            End::CutShort => Some(GradientsParams::new()),
-            End::Taken => Some(optim.take_sums(&model)),
+            false => optim.backward(LR, loss(&model, last), model),
         };
-        if let Some(grads) = grads {
-            model = optim.step(LR, model, grads);
-        }
         assert!(!optim.has_sums(), "{what}");
         assert_bits(&bits(&model), expected, &format!("{what}, window {window}"));
     }

@@ -100,8 +100,8 @@ impl ByHand {
     }
 }
 
-/// Each call after each other one, in the states that those before have left. After each of them the
-/// weights, the sums and the norm are those of plain Burn, clipped by hand.
+/// Each call after each other one, in the states that those before have left, and each between a norm that
+/// is measured and the step that may need another by then. After each of them the weights, the sums and the norm are those of plain Burn, clipped by hand.
 fn walk(scaler: Option<LossScaler>) {
     let has_scaler = scaler.is_some();
     let mut optim = optim();
@@ -121,8 +121,11 @@ fn walk(scaler: Option<LossScaler>) {
         scale: SCALE,
     };
     let after = |first| CALLS.iter().flat_map(move |second| [first, *second]);
+    let pairs = CALLS.into_iter().flat_map(after);
+    let between = |call| [Call::Measure, call, Call::Backward];
+    let calls = pairs.chain(CALLS.into_iter().flat_map(between));
     let mut last = None;
-    for (batch, call) in CALLS.into_iter().flat_map(after).enumerate() {
+    for (batch, call) in calls.enumerate() {
         let what = format!("{call:?} after {last:?}, call {batch}");
         last = Some(call);
         let mut norm = None;
