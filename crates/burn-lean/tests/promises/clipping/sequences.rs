@@ -31,7 +31,7 @@ enum Call {
     Step,
     StepWithSums,
     TwoPasses,
-    /// The sums are saved, taken and loaded.
+    /// The sums are saved and loaded.
     LoadSums,
     TakeSums,
     LoadRecord,
@@ -185,7 +185,6 @@ fn walk(scaler: Option<LossScaler>) {
             }
             Call::LoadSums => {
                 let record = optim.sums_to_record(&model);
-                optim.take_sums(&model);
                 optim.load_sums(&model, record).unwrap();
                 by_hand.measured = None;
             }

@@ -132,12 +132,18 @@ fn with_new_ids(model: Small) -> Small {
 /// A model with its clone, whichever of them is frozen.
 fn beside_a_clone(optim: &mut ReleaseOptimizer, mut model: Small, _: Tensor<1>) -> Error {
     let mut error = None;
-    let freezes: [fn(Small) -> Small; 2] = [|clone| clone, |clone| clone.no_grad()];
-    for freeze in freezes {
-        let pair = (model.clone(), freeze(model));
-        let loss = pair.0.loss(1);
+    let pairs: [fn(Small) -> [Small; 2]; 3] = [
+        |model| [model.clone(), model],
+        |model| [model.clone(), model.no_grad()],
+        |model| [model.clone().no_grad(), model],
+    ];
+    for pair in pairs {
+        let pair = pair(model);
+        let loss = pair.each_ref().map(|model| model.loss(1));
+        let loss = loss.into_iter().find(Tensor::is_tracked).unwrap();
         let (pair, found) = optim.try_backward(LR, loss, pair).unwrap_err().into_parts();
-        (model, error) = (pair.0, Some(found));
+        let trained = pair.into_iter().find(|model| model.tied.is_require_grad());
+        (model, error) = (trained.unwrap(), Some(found));
     }
     // The way out.
     let copy = with_new_ids(model.clone()).no_grad();
