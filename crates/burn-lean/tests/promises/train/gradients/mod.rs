@@ -47,21 +47,20 @@ struct Case {
 }
 
 /// A rule of two passes and one of one pass, and scales so high that whole steps are skipped.
-const CASES: [fn() -> Case; 4] = [
-    || Case::of(Some(global_norm_clipping()), false),
-    || Case::of(Some(auto_clip()), false),
-    || Case::of(None, true),
-    || Case::of(Some(global_norm_clipping()), true),
-];
+fn cases() -> [Case; 4] {
+    let pairs = [
+        (Some(global_norm_clipping()), false),
+        (Some(auto_clip()), false),
+        (None, true),
+        (Some(global_norm_clipping()), true),
+    ];
+    pairs.map(|(clipping, is_scaled)| Case {
+        clipping,
+        is_scaled,
+    })
+}
 
 impl Case {
-    fn of(clipping: Option<NormClipping>, is_scaled: bool) -> Self {
-        Self {
-            clipping,
-            is_scaled,
-        }
-    }
-
     fn set(self, mut optim: ReleaseOptimizer, scaler: &LossScaler) -> ReleaseOptimizer {
         if let Some(clipping) = self.clipping {
             optim = optim.with_norm_clipping(clipping);
@@ -112,7 +111,7 @@ fn changed_as_in_ordinary_steps() {
             unchanged.model.user.residuals = residuals;
             unchanged.run(Mode::Stock).last
         });
-        for case in CASES.map(|case| case()) {
+        for case in cases() {
             let what = format!("{case:?}, windows {accumulation:?}");
             let expected = case.run(&training, Mode::Stock);
             assert!(!unchanged.contains(&expected.last), "{what}: the same");
