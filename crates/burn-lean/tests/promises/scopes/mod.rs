@@ -143,15 +143,12 @@ pub(crate) fn assert_same_recomputed<M: Module>(
     reports
 }
 
+/// Also with Burn's own checkpointing.
 #[test]
 fn blocks_of_a_transformer() {
-    assert_same_recomputed(&flex(), Net::new, blocks);
-}
-
-#[test]
-fn with_burns_own_checkpointing() {
-    let device = flex().gradient_checkpointing();
-    assert_same_recomputed(&device, Net::new, blocks);
+    for device in [flex(), flex().gradient_checkpointing()] {
+        assert_same_recomputed(&device, Net::new, blocks);
+    }
 }
 
 #[test]
