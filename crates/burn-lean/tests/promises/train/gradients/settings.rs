@@ -72,6 +72,18 @@ fn the_peak_is_read_after_the_step() {
     assert!(read.iter().copied().eq(expected), "{read:?}");
 }
 
+/// A power of two changes no bit. What is skipped in one pass is compared in `clipping`.
+#[test]
+fn a_loss_that_is_scaled_in_one_pass() {
+    let expected = Training::new(adamw).run(Mode::Stock);
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let mut training = Training::new(adamw);
+    training.model.user.scaler = Some(scaler.clone());
+    training.settings = Arc::new(move |optim| optim.with_loss_scaler(scaler.clone()));
+    let found = training.run(Mode::Released);
+    found.assert_same(&expected, "scaled");
+}
+
 /// No parameter after the gradient that is not finite has changed, and the path is named.
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_training() {
