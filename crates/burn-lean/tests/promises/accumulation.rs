@@ -1,7 +1,5 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
-use burn_lean::backward;
-
 use crate::harness::prelude::*;
 
 const WINDOWS: usize = 4;
@@ -50,27 +48,15 @@ impl Net {
     }
 }
 
-/// How a window ends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
-    /// `backward` of the last micro-batch.
-    Backward,
-    /// `step` with the gradients of the last micro-batch.
-    Ordinary,
-    /// `step` with the sums of all micro-batches: an epoch was over.
-    CutShort,
-    /// Its sums are taken, and given to `step`.
-    Taken,
-}
-
-/// A way to accumulate. `micro` counts the micro-batches of a window.
+/// A way to accumulate; `edges::sequences` walks through others. `micro` counts the micro-batches of a window.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     size: fn(window: usize) -> usize,
     /// The heads that a micro-batch uses.
     heads: fn(micro: usize) -> &'static [usize],
-    end: End,
+    /// The sums are taken at the end, and given to `step`, in place of `backward` of the last micro-batch.
+    is_taken: bool,
     /// Number of parameters that the last window's end steps inside backward.
     inside: usize,
     /// What happens to the others.
@@ -81,7 +67,7 @@ const FOUR: Case = Case {
     name: "four",
     size: |_| 4,
     heads: |_| &[0, 1],
-    end: End::Backward,
+    is_taken: false,
     inside: PARAMS,
     left: Outcome::AtEnd,
 };
@@ -93,20 +79,8 @@ const CASES: &[Case] = &[
         ..FOUR
     },
     Case {
-        name: "ordinary gradients come last",
-        end: End::Ordinary,
-        inside: 0,
-        ..FOUR
-    },
-    Case {
-        name: "cut short",
-        end: End::CutShort,
-        inside: 0,
-        ..FOUR
-    },
-    Case {
         name: "taken",
-        end: End::Taken,
+        is_taken: true,
         inside: 0,
         ..FOUR
     },
@@ -167,30 +141,20 @@ fn release_windows(
     let mut batches = 0..;
     for (window, expected) in expected.iter().enumerate() {
         let before = bits(&model);
-        let is_last_summed = matches!(case.end, End::CutShort | End::Taken);
-        let last = (case.size)(window) - usize::from(!is_last_summed);
+        let last = (case.size)(window) - usize::from(!case.is_taken);
+        let mut loss =
+            |model: &Net, micro| model.loss_of(batches.next().unwrap(), (case.heads)(micro));
         for micro in 0..last {
-            let loss = model.loss_of(batches.next().unwrap(), (case.heads)(micro));
-            optim.accumulate(loss, &model);
+            optim.accumulate(loss(&model, micro), &model);
             assert_bits(&bits(&model), &before, what);
         }
-        let mut next = || (batches.next().unwrap(), (case.heads)(last));
-        let grads = match case.end {
-            End::Backward => {
-                let (batch, heads) = next();
-                model = optim.backward(LR, model.loss_of(batch, heads), model);
-                None
+        model = match case.is_taken {
+            true => {
+                let sums = optim.take_sums(&model);
+                optim.step(LR, model, sums)
             }
-            End::Ordinary => {
-                let (batch, heads) = next();
-                Some(model.grads_of(batch, heads))
-            }
-            End::CutShort => Some(GradientsParams::new()),
-            End::Taken => Some(optim.take_sums(&model)),
+            false => optim.backward(LR, loss(&model, last), model),
         };
-        if let Some(grads) = grads {
-            model = optim.step(LR, model, grads);
-        }
         assert!(!optim.has_sums(), "{what}");
         assert_bits(&bits(&model), expected, &format!("{what}, window {window}"));
     }
@@ -385,56 +349,4 @@ fn a_refused_call_loses_no_sum() {
     let (mut optim, _) = amid(&[0]);
     assert!(optim.take_sums(&other).is_empty() && !optim.has_sums());
     assert_ends(optim, Net::new(), &[1]);
-}
-
-#[test]
-fn a_micro_batch_without_a_finite_loss_is_left_out() {
-    let (mut optim, model) = amid(&[0]);
-    for batch in [1, 2] {
-        let factor = if batch == 1 { f32::NAN } else { 1.0 };
-        let loss = model.loss(batch) * factor;
-        if loss.clone().into_scalar::<f32>().is_finite() {
-            optim.accumulate(loss, &model);
-        }
-    }
-    assert_ends(optim, model, &[0, 2, 3]);
-}
-
-/// One loss goes through two models, whose windows end at different times.
-#[test]
-fn windows_of_two_models_under_one_loss() {
-    let sgd = || SgdConfig::new().init();
-    let make = || (small(), numbered_from(small(), 70));
-    let loss = |first: &Small, second: &Small, batch| {
-        let x = numbers([3, 4], batch, &flex());
-        first.forward(second.forward(x)).square().mean()
-    };
-
-    let (mut first, mut second) = make();
-    let (mut of_first, mut of_second) = (GradientsAccumulator::new(), GradientsAccumulator::new());
-    let mut optim = sgd();
-    for batch in 0..4 {
-        let mut grads = loss(&first, &second, batch).backward();
-        of_first.accumulate(&first, GradientsParams::from_module(&mut grads, &first));
-        of_second.accumulate(&second, GradientsParams::from_module(&mut grads, &second));
-        second = optim.step(LR, second, of_second.grads());
-        if batch % 2 == 1 {
-            first = optim.step(LR, first, of_first.grads());
-        }
-    }
-    let expected = bits(&(first, second));
-
-    let (mut first, mut second) = make();
-    let (mut one, mut other) = (sgd().with_gradient_release(), sgd().with_gradient_release());
-    for batch in 0..4 {
-        let loss = loss(&first, &second, batch);
-        if batch % 2 == 0 {
-            let parts = (one.accumulating(&first), other.stepping(LR, second));
-            (((), second), _) = backward(loss, parts);
-        } else {
-            let parts = (one.stepping(LR, first), other.stepping(LR, second));
-            ((first, second), _) = backward(loss, parts);
-        }
-    }
-    assert_bits(&bits(&(first, second)), &expected, "two windows");
 }

@@ -8,80 +8,44 @@ use crate::harness::prelude::*;
 
 const STEPS: usize = 8;
 
+/// In each step every parameter is stepped inside backward, and has the bits of plain Burn: on each
+/// backend, and with Burn's own recomputation of what is cheap.
 fn assert_equal<M: Module>(
     make: impl Fn(&Device) -> M,
     loss: impl Fn(&M, usize, &Device) -> Tensor<1>,
 ) {
-    for device in devices() {
-        assert_equal_on(&device, &make, &loss);
+    let checkpointing = devices().into_iter().map(Device::gradient_checkpointing);
+    for device in devices().into_iter().chain(checkpointing) {
+        let make = || seeded(&device, &make);
+        let loss = |model: &M, step| loss(model, step, &device);
+        both_ways(BOTH, STEPS, make, loss);
+        let mut optim = momentum().with_gradient_release();
+        let model = release_step(make(), &mut optim, |model| loss(model, 0));
+        assert!(model.devices() == [device], "its strategy stays");
     }
-}
-
-/// In each step every parameter is stepped inside backward, and has the bits of plain Burn.
-fn assert_equal_on<M: Module>(
-    device: &Device,
-    make: impl Fn(&Device) -> M,
-    loss: impl Fn(&M, usize, &Device) -> Tensor<1>,
-) {
-    let make = || seeded(device, &make);
-    both_ways(BOTH, STEPS, make, |model, step| loss(model, step, device));
 }
 
 fn linear(inputs: usize, outputs: usize, device: &Device) -> Linear {
     LinearConfig::new(inputs, outputs).init(device)
 }
 
-type Residual = Vec<[Linear; 2]>;
-
-fn residual(device: &Device) -> Residual {
-    let pair = |_| [linear(8, 16, device), linear(16, 8, device)];
-    (0..4).map(pair).collect()
-}
-
-fn residual_loss(pairs: &Residual, step: usize, device: &Device) -> Tensor<1> {
-    let mut x = numbers([4, 8], step, device);
-    for [up, down] in pairs {
-        x = x.clone() + down.forward(relu(up.forward(x)));
-    }
-    x.square().mean()
-}
-
 #[test]
-fn mlp_with_residuals() {
-    assert_equal(residual, residual_loss);
-}
-
-type Gated = Vec<(RmsNorm, SwiGlu, Linear)>;
-
-fn gated(device: &Device) -> Gated {
-    let block = |_| {
-        let norm = RmsNormConfig::new(8).init(device);
-        let gate = SwiGluConfig::new(8, 12).init(device);
-        (norm, gate, linear(12, 8, device))
+fn gated_blocks_with_residuals() {
+    let make = |device: &Device| -> Vec<(RmsNorm, SwiGlu, Linear)> {
+        let block = |_| {
+            let norm = RmsNormConfig::new(8).init(device);
+            let gate = SwiGluConfig::new(8, 12).init(device);
+            (norm, gate, linear(12, 8, device))
+        };
+        (0..3).map(block).collect()
     };
-    (0..3).map(block).collect()
-}
-
-fn gated_loss(blocks: &Gated, step: usize, device: &Device) -> Tensor<1> {
-    let mut x: Tensor<2> = numbers([4, 8], step, device);
-    for (norm, gate, down) in blocks {
-        x = x.clone() + down.forward(gate.forward(norm.forward(x)));
-    }
-    x.square().mean()
-}
-
-#[test]
-fn swiglu() {
-    assert_equal(gated, gated_loss);
-}
-
-#[test]
-fn balanced_checkpointing_of_burn() {
-    for device in devices() {
-        let device = device.gradient_checkpointing();
-        assert_equal_on(&device, gated, gated_loss);
-        assert_equal_on(&device, residual, residual_loss);
-    }
+    assert_equal(make, |blocks, step, device| {
+        let mut x: Tensor<2> = numbers([4, 8], step, device);
+        for (norm, gate, down) in blocks {
+            x = x.clone() + down.forward(gate.forward(norm.forward(x)));
+        }
+        x.square().mean()
+    });
 }
 
 #[derive(Module, Debug)]
@@ -123,64 +87,17 @@ fn frozen_dead_and_unused_parts() {
     assert_equal(Parts::new, Parts::loss);
 }
 
-/// A generator and a critic in one loss, each with an optimizer and a rate of its own.
-#[test]
-fn two_models_in_one_loss() {
-    type Pair = [Linear; 2];
-    let make = |inputs| move |device: &Device| [linear(inputs, 6, device), linear(6, 5, device)];
-    let forward = |[up, down]: &Pair, x| down.forward(gelu(up.forward(x)));
-    for device in devices() {
-        let loss = |first: &Pair, second: &Pair, step| {
-            let x: Tensor<2> = numbers([3, 4], step, &device);
-            forward(second, forward(first, x)).square().mean()
-        };
-        for (name, optim) in BOTH {
-            let models = (seeded(&device, make(4)), seeded(&device, make(5)));
-            let (mut plain, mut plain_optims) = (models.clone(), (optim(), momentum()));
-            let mut models = models;
-            let mut first_optim = optim().with_gradient_release();
-            let mut second_optim = momentum().with_gradient_release();
-            for step in 0..STEPS {
-                let mut grads = loss(&plain.0, &plain.1, step).backward();
-                let of_first = GradientsParams::from_module(&mut grads, &plain.0);
-                let of_second = GradientsParams::from_module(&mut grads, &plain.1);
-                plain.0 = plain_optims.0.step(LR, plain.0, of_first);
-                plain.1 = plain_optims.1.step(LR / 2.0, plain.1, of_second);
-
-                let loss = loss(&models.0, &models.1, step);
-                let parts = (
-                    first_optim.stepping(LR, models.0),
-                    second_optim.stepping(LR / 2.0, models.1),
-                );
-                (models, _) = burn_lean::backward(loss, parts);
-                let what = format!("{name}, {device:?}, after step {step}");
-                assert_bits(&bits(&models), &bits(&plain), &what);
-                let reports =
-                    [&first_optim, &second_optim].map(|it| it.last_step().unwrap().clone());
-                assert_released(&reports, &what);
-            }
-        }
-    }
-}
-
-type Fan = (Linear, Vec<Linear>);
-
-fn fan(device: &Device) -> Fan {
-    let branch = |_| linear(12, 12, device);
-    (linear(12, 12, device), (0..5).map(branch).collect())
-}
-
-fn fan_input(fan: &Fan, step: usize, device: &Device) -> Tensor<2> {
-    fan.0.forward(numbers([8, 12], step, device)).tanh()
-}
-
 /// An activation with five uses: the sum of its gradients has an order.
 #[test]
 fn fan_out_summed_forward_and_in_reverse() {
+    let make =
+        |device: &Device| -> Vec<Linear> { (0..6).map(|_| linear(12, 12, device)).collect() };
     for reversed in [false, true] {
-        assert_equal(fan, |fan, step, device| {
-            let x = fan_input(fan, step, device);
-            let outs = fan.1.iter().map(|branch| branch.forward(x.clone()));
+        assert_equal(make, |layers, step, device| {
+            let x = layers[0]
+                .forward(numbers::<2>([8, 12], step, device))
+                .tanh();
+            let outs = layers[1..].iter().map(|branch| branch.forward(x.clone()));
             let mut outs: Vec<_> = outs.collect();
             if reversed {
                 outs.reverse();

@@ -21,6 +21,8 @@ mod gpu;
 #[cfg(feature = "tracing")]
 mod events;
 
+mod hard_inputs;
+
 mod harness;
 
 mod heap;
@@ -28,8 +30,6 @@ mod heap;
 mod layers;
 
 mod memory;
-
-mod misc;
 
 #[cfg(all(feature = "operations", feature = "optim"))]
 mod mixed_precision;
@@ -60,8 +60,6 @@ mod scopes;
 mod scratch;
 
 mod small;
-
-mod threads;
 
 #[cfg(feature = "train")]
 mod train;

@@ -3,6 +3,8 @@
 //!
 //! A test that counts bytes runs in a process of its own, as they are those of the whole process.
 
+use burn_lean::EarlyGradients;
+
 use crate::harness::prelude::*;
 use crate::harness::{watched, zero_linear};
 pub(crate) use crate::heap::{HEAP, peak_of, warm_threads};
@@ -136,25 +138,6 @@ fn deep_with_adamw() {
     alone(|| assert_floor(adamw, 2, 8));
 }
 
-/// From the first step on, unless a copy has the old ones.
-#[test]
-fn weights_are_written_in_place() {
-    let mut model = seeded(&flex(), small);
-    let mut optim = adamw().with_gradient_release();
-    for (step, in_place) in [8, 8, 0, 8].into_iter().enumerate() {
-        let copy = (in_place == 0).then(|| model.clone());
-        model = release_step(model, &mut optim, |model| {
-            small_loss(model, step, step == 1)
-        });
-        assert_eq!(
-            optim.last_step().unwrap().in_place(),
-            in_place,
-            "step {step}"
-        );
-        drop(copy);
-    }
-}
-
 #[test]
 fn scopes_keep_their_inputs_alone() {
     alone(|| {
@@ -238,16 +221,19 @@ fn small_loss(layers: &[Linear], step: usize, again: bool) -> Tensor<1> {
 }
 
 /// Burn frees a graph that nobody holds at the next backward pass. Windows are given up, and models with
-/// their optimizers, too.
+/// their optimizers, too; and an average of weights makes new leaves in each step, which see no backward.
 #[test]
 fn nothing_grows_over_steps_and_what_is_given_up() {
     alone(|| {
         let mut optim = adamw().with_gradient_release();
-        let mut model = seeded(&flex(), small);
+        let mut model = seeded(&flex(), small).apply_reparameterization(EarlyGradients);
+        let mut average = seeded(&flex(), small);
         assert_no_growth(|step| {
             for again in [false, true] {
                 drop(small_loss(&model, step, again));
             }
+            average = numbered(std::mem::take(&mut average));
+            drop(small_loss(&average, step, step % 2 == 0).detach());
             let mut trial = adamw().with_gradient_release();
             let own = release_step(numbered(model.clone()), &mut trial, |model| {
                 small_loss(model, step, true)
@@ -259,10 +245,12 @@ fn nothing_grows_over_steps_and_what_is_given_up() {
                 drop(optim.take_sums(&model));
                 return;
             }
+            optim.measure(small_loss(&model, step, true), &model);
             let taken = std::mem::take(&mut model);
-            model = release_step(taken, &mut optim, |model| {
-                small_loss(model, step, step % 2 == 0)
-            });
+            let loss = small_loss(&taken, step, step % 2 == 0);
+            let refused = optim.try_backward(f64::NAN, loss, taken).unwrap_err();
+            let (taken, loss) = refused.into_given();
+            model = optim.backward(LR, loss.unwrap(), taken);
             assert_eq!(optim.last_step().unwrap().in_place(), 8);
         });
     });
@@ -289,23 +277,6 @@ fn a_panic_frees_the_model_that_it_takes() {
         (0..10).for_each(step);
         let after = HEAP.current_usage();
         assert!(after < before + BYTES, "{before} bytes, and then {after}");
-    });
-}
-
-/// An average of weights, whose passes see no backward.
-#[test]
-fn nothing_grows_over_passes_of_new_leaves() {
-    alone(|| {
-        let mut average = seeded(&flex(), small);
-        let mut model = seeded(&flex(), small);
-        let mut optim = adamw();
-        assert_no_growth(|step| {
-            average = numbered(std::mem::take(&mut average));
-            let target = small_loss(&average, step, step % 2 == 0).detach();
-            model = plain_step(std::mem::take(&mut model), &mut optim, |model| {
-                (small_loss(model, step, false) - target).square()
-            });
-        });
     });
 }
 

@@ -4,7 +4,6 @@
 pub(crate) mod by_hand;
 mod global_norm;
 mod groups;
-mod half;
 mod loss_scaling;
 mod models;
 mod non_finite;

@@ -1,7 +1,6 @@
 //! Gradients that are not finite.
 
-use super::by_hand::{global_norm, gradients};
-use super::models::Encoder;
+use super::by_hand::gradients;
 use crate::accumulation::bits_of;
 use crate::harness::prelude::*;
 
@@ -125,29 +124,4 @@ fn the_sums_of_a_window_survive() {
     let refused = optim.try_step(LR, model, none).unwrap_err();
     assert_eq!(*refused.error(), at(2, 0));
     assert!(optim.has_sums());
-}
-
-/// Plain Burn's weights, where nothing is wrong, and the norm by hand.
-#[test]
-fn looking_changes_nothing() {
-    let device = flex();
-    for in_scopes in [false, true] {
-        let loss = |model: &Encoder, step| match in_scopes {
-            true => model.loss_in_scopes(step, &device),
-            false => model.loss(step, &device),
-        };
-        let (mut plain, mut plain_optim) = (seeded(&device, Encoder::new), adamw());
-        let mut optim = optim().with_grad_norm();
-        let mut model = seeded(&device, Encoder::new);
-        for step in 0..5 {
-            let norm = global_norm(&plain, &gradients(&plain, loss(&plain, step)));
-            plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
-            model = release_step(model, &mut optim, |model| loss(model, step));
-            assert_bits(&bits(&model), &bits(&plain), &format!("step {step}"));
-            let report = optim.last_step().unwrap();
-            assert_eq!(report.grad_norm(), Some(norm));
-            assert_eq!(report.clip_coefficient(), None);
-            assert_eq!(report.count(Outcome::AtEnd), 0);
-        }
-    }
 }

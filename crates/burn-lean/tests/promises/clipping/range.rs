@@ -1,6 +1,8 @@
-//! Gradients that are finite, with squares that are not, and small ones whose squares are zero.
+//! Gradients that are finite, with squares that are not, and small ones whose squares are zero; and half
+//! precision, in which gradients are clipped in 32 bits, and rounded once.
 //!
-//! Each gradient is 3 and 4 times a power of two, and so has a norm of exactly 5 times it.
+//! Where it is not said otherwise, a gradient is 3 and 4 times a power of two, and so has a norm of exactly
+//! 5 times it.
 
 use burn_lean::clip_grad_norm;
 
@@ -18,7 +20,7 @@ fn sizes(dtype: DType) -> [f64; 3] {
     SIZES.map(|exponent| 2f64.powi(exponent * of_f64))
 }
 
-fn tensor<const D: usize>(numbers: [f64; 2], shape: [usize; D], dtype: DType) -> Tensor<D> {
+fn tensor<const D: usize>(numbers: &[f64], shape: [usize; D], dtype: DType) -> Tensor<D> {
     Tensor::<1>::from_data(TensorData::from(numbers), (&flex(), dtype)).reshape(shape)
 }
 
@@ -27,13 +29,13 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 }
 
 fn weight<const D: usize>(numbers: [f64; 2], shape: [usize; D], dtype: DType) -> Param<Tensor<D>> {
-    Param::from_tensor(tensor(numbers, shape, dtype).require_grad())
+    Param::from_tensor(tensor(&numbers, shape, dtype).require_grad())
 }
 
 /// The loss with a gradient of 3 and 4 times `size`.
 fn loss<const D: usize>(weight: &Param<Tensor<D>>, size: f64) -> Tensor<1> {
     let weight = weight.val();
-    let grad = tensor([3.0 * size, 4.0 * size], weight.dims(), weight.dtype());
+    let grad = tensor(&[3.0 * size, 4.0 * size], weight.dims(), weight.dtype());
     (weight * grad).sum()
 }
 
@@ -71,7 +73,7 @@ fn clipped(size: f64) -> [f64; 2] {
 fn the_global_norm_is_exact() {
     let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
     for dtype in DTYPES {
-        for size in sizes(dtype) {
+        for size in sizes(dtype).into_iter().chain([0.0]) {
             let start = || weight([0.0; 2], [2], dtype);
             for has_two_passes in [true, false] {
                 let mut optim = sgd().with_norm_clipping(clipping);
@@ -187,4 +189,45 @@ fn adaptive_clipping_has_the_norm_of_small_weights() {
     let model = optim.backward(1.0, loss(&model, 1.0), model);
     let expected = [3.0, 4.0].map(|number| 0.99 * number * size);
     assert_near(&numbers(model.val()), expected, DType::F32);
+}
+
+/// The square of 300 is no number of `f16`.
+#[test]
+fn adaptive_clipping_in_half_precision_is_right() {
+    let clipping = NormClipping::Adaptive(AdaptiveClippingConfig::new());
+    for dtype in [DType::F16, DType::BF16] {
+        let all = |number: f64| tensor(&[number; 64], [64], dtype);
+        for (weight, grad) in [(0.5, 300.0), (300.0, 300.0), (300.0, 60_000.0)] {
+            let mut optim = sgd().with_norm_clipping(clipping);
+            let model = Param::from_tensor(all(weight).require_grad());
+            let loss = (model.val() * all(grad)).sum();
+            let found = numbers(optim.backward(1.0, loss, model).val());
+            // The gradient is scaled to a hundredth of the weight, and both are rounded.
+            let step = numbers(all(0.01 * weight))[0];
+            assert_eq!(
+                found,
+                numbers(all(weight - step)),
+                "{weight}, {grad} in {dtype:?}"
+            );
+        }
+    }
+}
+
+/// The nearest numbers of the type to those of 64 bits: a coefficient that was rounded itself would
+/// be off by up to half a step more.
+#[test]
+fn a_clipped_gradient_is_rounded_once() {
+    let grad: Vec<f64> = (1..=40).map(|number| f64::from(number * 16)).collect();
+    let norm = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for dtype in [DType::F16, DType::BF16] {
+        let clipped: Vec<f64> = grad.iter().map(|x| x / (norm + 1e-6)).collect();
+        let right = numbers(tensor(&clipped, [40], dtype));
+        let weight = Param::from_tensor(tensor(&[0.0; 40], [40], dtype).require_grad());
+        let loss = (weight.val() * tensor(&grad, [40], dtype)).sum();
+        let mut grads = gradients(&weight, loss);
+        let found = clip_grad_norm(&weight, &mut grads, 1.0);
+        assert!((found - norm).abs() < 1e-3, "{found} {norm}");
+        let found = grads.get::<1>(weight.id).unwrap();
+        assert_eq!(numbers(found), right, "{dtype:?}");
+    }
 }

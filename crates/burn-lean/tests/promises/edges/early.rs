@@ -9,9 +9,13 @@ use crate::heap::peak_of;
 
 type Weights = Vec<Param<Tensor<2>>>;
 
-fn weights() -> Weights {
-    let weight = |at| Param::from_tensor(numbers([4, 4], at, &flex()) * 0.2);
+fn weights_on(device: &Device) -> Weights {
+    let weight = |at| Param::from_tensor(numbers([4, 4], at, device) * 0.2);
     (1..4).map(weight).collect()
+}
+
+fn weights() -> Weights {
+    weights_on(&flex())
 }
 
 fn transposed(weight: &Param<Tensor<2>>) -> Tensor<2> {
@@ -59,16 +63,21 @@ const WAYS: [(&str, Forward); 6] = [
 ];
 
 fn loss(forward: Forward, weights: &Weights, step: usize) -> Tensor<1> {
-    let x = numbers([3, 4], step, &flex());
+    let x = numbers([3, 4], step, &weights[0].device());
     forward(weights, x).square().mean()
 }
 
+/// Also with Burn's own recomputation, which computes views of weights again.
 #[test]
 fn the_weights_are_plain_burns() {
-    for (name, forward) in WAYS {
-        let (mut plain, mut plain_optim) = (weights(), adamw());
+    let devices = [flex(), flex().gradient_checkpointing()];
+    for ((name, forward), device) in WAYS
+        .iter()
+        .flat_map(|way| devices.each_ref().map(|on| (*way, on)))
+    {
+        let (mut plain, mut plain_optim) = (weights_on(device), adamw());
         let mut optim = adamw().with_gradient_release();
-        let mut model = weights().apply_reparameterization(EarlyGradients);
+        let mut model = weights_on(device).apply_reparameterization(EarlyGradients);
         for step in 0..4 {
             plain = plain_step(plain, &mut plain_optim, |model| loss(forward, model, step));
             model = release_step(model, &mut optim, |model| loss(forward, model, step));
@@ -263,30 +272,4 @@ fn adapters() {
     let (early, few) = train(model().apply_reparameterization(EarlyGradients));
     assert_eq!(early, plain);
     assert_eq!([few, late], [2, 2 * LAYERS]);
-}
-
-/// Burn computes views of weights again, too.
-#[test]
-fn with_burns_checkpointing() {
-    let device = flex().gradient_checkpointing();
-    let layers = || -> Vec<Linear> {
-        let layer = |_| LinearConfig::new(8, 8).init(&device);
-        numbered((0..4).map(layer).collect())
-    };
-    let loss = |model: &Vec<Linear>, step| {
-        let x = numbers([1, 4, 8], step, &device);
-        let run = |x: Tensor<3>, layer: &Linear| layer.forward(x).tanh();
-        model.iter().fold(x, run).square().mean()
-    };
-    let (mut plain, mut plain_optim) = (layers(), adamw());
-    let mut model = layers().apply_reparameterization(EarlyGradients);
-    let mut optim = adamw().with_gradient_release();
-    for step in 0..3 {
-        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
-        model = release_step(model, &mut optim, |model| loss(model, step));
-        assert_bits(&bits(&model), &bits(&plain), &format!("step {step}"));
-        let report = optim.last_step().unwrap();
-        assert_eq!([report.count(Outcome::Released), report.in_place()], [8, 8]);
-        assert_eq!(report.late().count(), 1);
-    }
 }

@@ -1,7 +1,6 @@
 //! Unusual models and unusual calls: what plain Burn does, or a refusal that has changed nothing.
 
 mod early;
-mod growth;
 mod models;
 mod parts;
 mod refused;

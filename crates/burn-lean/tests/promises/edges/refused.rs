@@ -10,8 +10,8 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::backend::{Backend, BackendTensor, DispatchTensor, DispatchTensorKind, Flex};
 use burn::module::ParamId;
-use burn_lean::clip_grad_norm;
 
+use crate::accumulation::bits_of as grad_bits;
 use crate::harness::prelude::*;
 use crate::harness::watched_adamw;
 use crate::small::kind;
@@ -23,19 +23,6 @@ type Refuse = fn(&mut ReleaseOptimizer, Small, Tensor<1>) -> Error;
 
 fn another() -> Small {
     numbered_from(small(), 900)
-}
-
-/// The bits of all gradients, in the order of the model.
-pub(super) fn bits_of_grads<M: Module>(model: &M, grads: &GradientsParams) -> Vec<Vec<u32>> {
-    struct Visitor<'a>(&'a GradientsParams, Vec<Vec<u32>>);
-    impl ModuleVisitor for Visitor<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.1.extend(self.0.get::<D>(param.id).map(bits_of));
-        }
-    }
-    let mut visitor = Visitor(grads, Vec::new());
-    model.visit(&mut visitor);
-    visitor.1
 }
 
 fn backward(optim: &mut ReleaseOptimizer, model: Small, loss: Tensor<1>) -> Error {
@@ -145,12 +132,18 @@ fn with_new_ids(model: Small) -> Small {
 /// A model with its clone, whichever of them is frozen.
 fn beside_a_clone(optim: &mut ReleaseOptimizer, mut model: Small, _: Tensor<1>) -> Error {
     let mut error = None;
-    let freezes: [fn(Small) -> Small; 2] = [|clone| clone, |clone| clone.no_grad()];
-    for freeze in freezes {
-        let pair = (model.clone(), freeze(model));
-        let loss = pair.0.loss(1);
+    let pairs: [fn(Small) -> [Small; 2]; 3] = [
+        |model| [model.clone(), model],
+        |model| [model.clone(), model.no_grad()],
+        |model| [model.clone().no_grad(), model],
+    ];
+    for pair in pairs {
+        let pair = pair(model);
+        let loss = pair.each_ref().map(|model| model.loss(1));
+        let loss = loss.into_iter().find(Tensor::is_tracked).unwrap();
         let (pair, found) = optim.try_backward(LR, loss, pair).unwrap_err().into_parts();
-        (model, error) = (pair.0, Some(found));
+        let trained = pair.into_iter().find(|model| model.tied.is_require_grad());
+        (model, error) = (trained.unwrap(), Some(found));
     }
     // The way out.
     let copy = with_new_ids(model.clone()).no_grad();
@@ -210,8 +203,8 @@ fn nothing_has_changed() {
         assert_eq!(optim.last_step().unwrap().count(Outcome::Released), PARAMS);
         // Its leaves are those of before.
         let grads = GradientsParams::from_grads(pending.backward(), &model);
-        let expected = bits_of_grads(&plain.0, &grads_of(&plain.0, 7));
-        assert_eq!(bits_of_grads(&model, &grads), expected);
+        let expected = grad_bits(&grads_of(&plain.0, 7), &plain.0);
+        assert_eq!(grad_bits(&grads, &model), expected);
         assert_goes_on(model, &mut optim, plain);
     }
 }
@@ -236,37 +229,9 @@ fn parameters_outside_of_the_graph_keep_their_leaves() {
     assert_goes_on(model, &mut optim, (plain, plain_optim));
 }
 
-#[test]
-fn sums_of_another_model() {
-    for ends_window in [false, true] {
-        let (model, mut optim) = crate::small::started();
-        let (plain, mut plain_optim) = plain(&[0]);
-        optim.accumulate(model.loss(1), &model);
-        for (name, call) in calls() {
-            let (_, error) = call(&mut optim, another());
-            assert_error!(error, WrongModel, "pass the model of those micro-batches");
-            assert!(optim.has_sums(), "{name}");
-        }
-        let error = optim.try_sums_to_record(&another()).unwrap_err();
-        assert_error!(error, WrongModel);
-        let expected = grads_of(&plain, 1);
-        if ends_window {
-            let sums = optim.take_sums(&model);
-            assert!(!optim.has_sums());
-            assert_eq!(
-                bits_of_grads(&model, &sums),
-                bits_of_grads(&plain, &expected)
-            );
-            assert_goes_on(model, &mut optim, (plain, plain_optim));
-        } else {
-            let mut sums = GradientsAccumulator::new();
-            sums.accumulate(&plain, expected);
-            sums.accumulate(&plain, grads_of(&plain, 2));
-            let plain = plain_optim.step(LR, plain, sums.grads());
-            let model = release_step(model, &mut optim, |model| model.loss(2));
-            assert_goes_on(model, &mut optim, (plain, plain_optim));
-        }
-    }
+fn interrupted(stepped: usize) -> ReleaseError {
+    let of = PARAMS;
+    ReleaseError::Interrupted { stepped, of }
 }
 
 /// The model is gone, and the optimizer refuses everything until a record is loaded.
@@ -286,79 +251,28 @@ fn an_optimizer_that_panics_in_a_step() {
             let optim = optim.load_record(states.to_record());
             let mut optim = optim.with_gradient_release();
             let saved = model.clone();
+            if stepped % 2 == 1 {
+                // The sums go with the step.
+                optim.accumulate(model.loss(9), &model);
+            }
             let run = || match is_ordinary {
                 true => optim.step(LR, model.clone(), grads_of(&model, 1)),
                 false => optim.backward(LR, model.loss(1), model),
             };
             assert_panics(run, "the optimizer stops");
-            let interrupted = ReleaseError::Interrupted {
-                stepped,
-                of: PARAMS,
-            };
+            let error = interrupted(stepped);
             for (name, call) in calls() {
-                let (_, error) = call(&mut optim, saved.clone());
-                assert_eq!(error, interrupted, "{name}");
+                let (_, found) = call(&mut optim, saved.clone());
+                assert_eq!(found, error, "{name}");
             }
-            assert_eq!(optim.try_to_record().err().unwrap(), interrupted);
-            assert_eq!(optim.try_gradient_record().err().unwrap(), interrupted);
+            assert_eq!(optim.try_to_record().err().unwrap(), error);
+            assert_eq!(optim.try_gradient_record().err().unwrap(), error);
             let refused = optim.try_into_optimizer().err().unwrap();
             assert_error!(refused.error(), Interrupted, "load the last checkpoint");
             let mut optim = refused.into_model().load_record(states.to_record());
             assert_goes_on(saved.clone(), &mut optim, (saved, states));
         }
     }
-}
-
-#[test]
-fn a_group_of_no_parameter() {
-    let (model, states) = plain(&[0]);
-    let sgd = || SgdConfig::new().build();
-    let grouped = |path: &str| {
-        let optim = adamw().with_gradient_release();
-        let optim = optim.with_group(ParamGroup::from_path(path), sgd(), None);
-        optim.load_record(states.to_record())
-    };
-    let mut optim = grouped("frist.weight");
-    let loss = model.loss(1);
-    let refused = optim.try_backward(LR, loss, model).unwrap_err();
-    let ReleaseError::EmptyGroup { near, .. } = refused.error() else {
-        panic!("{refused:?}");
-    };
-    assert!(near.contains(&"first.weight".to_string()), "{near:?}");
-    let (model, loss) = refused.into_given();
-    // It is named right.
-    let mut optim = grouped("first.weight");
-    let group = ParamGroup::from_path("first.weight");
-    let mut plain_optim = adamw().with_group(group, sgd(), None);
-    plain_optim = plain_optim.load_record(states.to_record());
-    let plain = plain_step(model.clone(), &mut plain_optim, |model| model.loss(1));
-    let model = optim.backward(LR, loss.unwrap(), model);
-    assert_goes_on(model, &mut optim, (plain, plain_optim));
-}
-
-/// AdamW of Burn computes in bf16, and would lose what is asked for.
-#[test]
-fn gradients_in_f32_that_the_optimizer_does_not_take() {
-    let weight = || {
-        let weight = numbers::<2>([4, 4], 3, &flex()).cast(DType::BF16);
-        Param::from_tensor(weight.detach())
-    };
-    let loss = |weight: &Param<Tensor<2>>| weight.val().square().mean();
-    let mut optim = adamw().with_gradient_release().with_f32_gradients();
-    let model = weight();
-    let (given, before) = (loss(&model), bits(&model));
-    let refused = optim.try_backward(LR, given, model).unwrap_err();
-    assert_error!(
-        refused.error(),
-        NotSteppable,
-        "leave out `with_f32_gradients`"
-    );
-    let (model, given) = refused.into_given();
-    assert_eq!(bits(&model), before);
-    let mut optim = adamw().with_gradient_release();
-    let model = optim.backward(LR, given.unwrap(), model);
-    let plain = plain_step(weight(), &mut adamw(), loss);
-    assert_eq!(bits(&model), bits(&plain));
 }
 
 #[test]
@@ -382,32 +296,6 @@ fn settings_that_burns_optimizer_lacks() {
         let optim = adamw().load_record(refused.into_model().to_record());
         assert_goes_on(model, &mut optim.with_gradient_release(), plain(&[0]));
     }
-}
-
-/// The norm of other gradients is none, and an ordinary step measures its own.
-#[test]
-fn a_norm_that_was_not_measured() {
-    let max_norm = 0.05;
-    let (model, optim) = crate::small::started();
-    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-    assert!(optim.needs_two_passes());
-    let loss = model.loss(1);
-    let refused = optim.try_backward(LR, loss, model).unwrap_err();
-    assert_error!(refused.error(), NotMeasured, "`measure` the loss");
-    let (mut model, loss) = refused.into_given();
-    optim.measure(model.loss(1), &model);
-    model = optim.backward(LR, loss.unwrap(), model);
-    (model, _) = optim.two_passes(LR, model, |model| model.loss(2));
-    optim.measure(model.loss(9) * 100.0, &model);
-    let grads = grads_of(&model, 3);
-    model = optim.step(LR, model, grads);
-    let (mut plain, mut plain_optim) = plain(&[0]);
-    for step in 1..4 {
-        let mut grads = grads_of(&plain, step);
-        clip_grad_norm(&plain, &mut grads, max_norm);
-        plain = plain_optim.step(LR, plain, grads);
-    }
-    assert_eq!(bits(&model), bits(&plain));
 }
 
 /// A user's own operation, of which the parameter is both parents.
@@ -489,20 +377,36 @@ fn operations_that_register_more_often() {
     assert_goes_on(saved.clone(), &mut optim, (saved, states));
 }
 
-/// Where nothing was stepped, the optimizer goes on with another model. Sums of half a micro-batch are
-/// not stepped with.
+/// An operation of the model that panics in backward, before any parameter is stepped or after some: in a
+/// pass that steps none, nothing has happened. Sums of half a micro-batch are not stepped with.
 #[test]
 fn backward_that_panics() {
-    let (model, mut optim) = crate::small::started();
     let (saved, states) = plain(&[0]);
-    let loss = registered(model.loss(1), 0);
-    assert_panics(|| optim.backward(LR, loss, model), "the operation stops");
-    let loss = loss_with(&saved, 0);
-    assert_panics(|| optim.accumulate(loss, &saved), "the operation stops");
-    for (name, call) in calls() {
-        let (_, error) = call(&mut optim, saved.clone());
-        assert_eq!(kind(&error), "Interrupted", "{name}");
+    let first = |model: &Small| registered(model.loss(1), 0);
+    let amid = |model: &Small| {
+        let x = registered(numbers::<2>([3, 4], 1, &flex()).matmul(model.tied.val()), 0);
+        let x = model.second.forward(gelu(model.first.forward(x)));
+        x.square().mean()
+    };
+    let losses: [&dyn Fn(&Small) -> Tensor<1>; 2] = [&first, &amid];
+    for (loss, steps) in losses.into_iter().zip([false, true]) {
+        let mut optim = states.clone().with_gradient_release();
+        let failing = loss(&saved);
+        assert_panics(|| optim.measure(failing, &saved), "the operation stops");
+        assert_goes_on(saved.clone(), &mut optim, (saved.clone(), states.clone()));
+
+        let mut optim = optim.load_record(states.to_record());
+        let failing = loss(&saved);
+        assert_panics(|| optim.accumulate(failing, &saved), "the operation stops");
+        let refused = optim.try_to_record();
+        assert_eq!(refused.is_err(), steps);
+        let mut optim = optim.load_record(states.to_record());
+        let (model, failing) = (saved.clone(), loss(&saved));
+        assert_panics(|| optim.backward(LR, failing, model), "the operation stops");
+        match optim.try_to_record() {
+            Ok(_) => assert!(!steps),
+            Err(ReleaseError::Interrupted { stepped, .. }) => assert!(steps && stepped > 0),
+            Err(error) => panic!("{error}"),
+        }
     }
-    let mut optim = optim.load_record(states.to_record());
-    assert_goes_on(saved.clone(), &mut optim, (saved, states));
 }

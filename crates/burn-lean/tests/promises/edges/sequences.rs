@@ -237,6 +237,7 @@ const OTHERS: &[(&str, Call)] = &[
         run.optim = run
             .optim
             .with_grad_norm()
+            .with_non_finite_stop()
             .with_f32_sums()
             .with_f32_gradients();
         run.has_settings = true;

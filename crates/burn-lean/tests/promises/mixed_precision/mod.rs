@@ -22,6 +22,7 @@ use burn_lean::optim::{
 use burn_lean::optim::{Offload, StableAdamWConfig};
 use burn_lean::{CastError, LossScaler, MixedPrecision, checkpoint_each, no_decay};
 
+pub(crate) use self::training::sum_in_f32;
 use crate::clipping::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::prelude::*;
 
@@ -210,72 +211,61 @@ fn what_the_optimizer_does_not_step_is_refused_before_backward() {
         embedding: plain::EmbeddingConfig::new(10, 64).init(device),
         head: plain::LinearConfig::new(64, 10).init(device),
     });
-    let kept = MixedPrecision::bf16().keep(ParamGroup::from_predicate("embedding"));
-    let (cast, path) = (kept.cast(tokens.clone()).unwrap(), "embedding.weight");
-    let text = "`with_f32_parameters()`";
-    let optim = five_bytes().with_gradient_release();
-    let (cast, _) = assert_refused(cast, optim, path, text);
-    // A group of an optimizer that takes it, and one of Burn's with a group that does not.
-    let group = ParamGroup::from_predicate("embedding");
-    let optim = five_bytes().with_group(group.clone(), adamw.build(), None);
-    let cast = steppable(optim.with_gradient_release(), cast);
+    let group = || ParamGroup::from_predicate("embedding");
+    let kept = MixedPrecision::bf16().keep(group());
+    let cast = || kept.cast(tokens.clone()).unwrap();
+    let stochastic = || rounded(Stochastic { seed: 1 });
+    let grouped = || adamw.init().with_group(group(), stochastic(), None);
+    for (model, optim) in [
+        (cast(), five_bytes()),
+        (tokens.clone(), five_bytes()),
+        // One of Burn's with a group that does not take it.
+        (cast(), grouped()),
+    ] {
+        let optim = optim.with_gradient_release();
+        let text = "`with_f32_parameters()`";
+        let (_, optim) = assert_refused(model, optim, "embedding.weight", text);
+        // A group of an optimizer that takes it.
+        steppable(optim.with_group(group(), adamw.build(), None), cast());
+    }
     let all = adamw.in_five_bytes(1).with_f32_parameters().init();
-    let cast = steppable(all.with_gradient_release(), cast);
-    let optim = adamw
-        .init()
-        .with_group(group.clone(), rounded(Stochastic { seed: 1 }), None);
-    let (cast, optim) = assert_refused(cast, optim.with_gradient_release(), path, text);
-    steppable(optim.with_group(group, adamw.build(), None), cast);
-    assert_refused(tokens, five_bytes().with_gradient_release(), path, text);
+    steppable(all.with_gradient_release(), cast());
 
     let matrix = matrix();
-    let f16 = MixedPrecision::f16().cast(matrix.clone()).unwrap();
-    let text = "this one is in F16";
-    let stochastic = rounded(Stochastic { seed: 1 })
-        .init()
-        .with_gradient_release();
-    let (f16, _) = assert_refused(f16, stochastic, "weight", text);
-    let optim = rounded(MasterWeights).init().with_gradient_release();
-    let (f16, _) = assert_refused(f16, optim, "weight", text);
-
+    let f16 = || MixedPrecision::f16().cast(matrix.clone()).unwrap();
     let bf16 = || MixedPrecision::bf16().cast(matrix.clone()).unwrap();
-    let states = |optim: ModuleOptimizer| {
-        let mut optim = optim;
-        drop(step_without_gradient(bf16(), &mut optim, 1e-3));
-        optim.to_record()
+    let bits_of_24 = |optim: ModuleOptimizer| {
+        let mut before = rounded(MasterWeights24 { seed: 1 }).init();
+        drop(step_without_gradient(bf16(), &mut before, 1e-3));
+        optim.load_record(before.to_record())
     };
+    let masters = || rounded(MasterWeights).init();
+    let masters_of_24 = |seed| rounded(MasterWeights24 { seed }).init();
     // What the optimizer inside does not step.
     let inner = Bf16Weights::new(rounded(MasterWeights), Stochastic { seed: 1 });
-    let optim = inner.init().with_gradient_release();
-    assert_refused(bf16(), optim, "weight", "this one is in F32");
-
-    let bits_of_24 = || states(rounded(MasterWeights24 { seed: 1 }).init());
-    for (model, to, from, text) in [
+    for (model, optim, text) in [
+        (f16(), stochastic().init(), "this one is in F16"),
+        (f16(), masters(), "this one is in F16"),
+        (bf16(), inner.init(), "this one is in F32"),
         (
-            f16,
-            rounded(MasterWeights24 { seed: 1 }).init(),
-            bits_of_24(),
+            f16(),
+            bits_of_24(masters_of_24(1)),
             "lower bits of weights in BF16",
         ),
         (
             bf16(),
-            rounded(MasterWeights).init(),
-            bits_of_24(),
+            bits_of_24(masters()),
             "and not the 3200 of its size",
         ),
         (
             bf16(),
-            rounded(Stochastic { seed: 1 }).init(),
-            bits_of_24(),
+            bits_of_24(stochastic().init()),
             "stochastic rounding does not",
         ),
     ] {
-        let optim = to.load_record(from).with_gradient_release();
-        assert_refused(model, optim, "weight", text);
+        assert_refused(model, optim.with_gradient_release(), "weight", text);
     }
-    let optim = rounded(MasterWeights24 { seed: 2 })
-        .init()
-        .load_record(bits_of_24());
+    let optim = bits_of_24(masters_of_24(2));
     steppable(optim.with_gradient_release(), bf16());
 }
 

@@ -96,7 +96,7 @@ fn adapted(precision: &MixedPrecision, model: Decoder) -> Decoder {
 }
 
 /// The sum of gradients in half precision, in f32.
-fn sum<M: Module>(model: &M, all: Vec<GradientsParams>) -> GradientsParams {
+pub(crate) fn sum_in_f32<M: Module>(model: &M, all: Vec<GradientsParams>) -> GradientsParams {
     struct Sum(Vec<GradientsParams>, GradientsParams);
     impl ModuleVisitor for Sum {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -127,7 +127,7 @@ fn by_hand(precision: &MixedPrecision) -> Vec<Bits> {
             model = adapted(precision, model);
         }
         let grads = |batch| gradients(&model, model.loss(batch) * SCALE);
-        let mut sums = sum(&model, (first..first + MICRO_BATCHES).map(grads).collect());
+        let mut sums = sum_in_f32(&model, (first..first + MICRO_BATCHES).map(grads).collect());
         scale(&model, &mut sums, 1.0 / SCALE);
         let norm = clip_global(&model, &mut sums, MAX_NORM);
         assert!(norm > MAX_NORM && norm.is_finite(), "{norm}");
@@ -231,7 +231,7 @@ fn gradients_of_the_caller_keep_their_type() {
     let bf16 = MixedPrecision::bf16();
     let model = decoder(&bf16);
     let sums = || {
-        sum(
+        sum_in_f32(
             &model,
             (0..3).map(|at| gradients(&model, model.loss(at))).collect(),
         )
@@ -248,7 +248,7 @@ fn gradients_of_the_caller_keep_their_type() {
 fn burns_optimizer_gets_sums_in_the_type_of_the_weight() {
     let model = decoder(&MixedPrecision::bf16());
     let grads = |batch| gradients(&model, model.loss(batch));
-    let mut sums = sum(&model, (0..2).map(grads).collect());
+    let mut sums = sum_in_f32(&model, (0..2).map(grads).collect());
     sums = in_types_of(&model, sums);
     let expected = bits(&adamw().step(LR, model.clone(), sums));
     type End = fn(&mut ReleaseOptimizer, Decoder) -> Decoder;
@@ -299,7 +299,7 @@ fn replicas_take_the_mean_in_f32() {
     let mut expected = Vec::new();
     for step in 0..2 {
         let grads = |rank: usize| gradients(&model, model.loss(2 * step + rank));
-        let mut mean = sum(&model, (0..2).map(grads).collect());
+        let mut mean = sum_in_f32(&model, (0..2).map(grads).collect());
         scale(&model, &mut mean, 0.5);
         model = optim.step(RATE, model, mean);
         expected.push(bits(&model));

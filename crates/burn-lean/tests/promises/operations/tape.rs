@@ -1,8 +1,7 @@
-//! What the operations are to the tape: parents with and without gradients, inference, gradient
-//! release and recomputed scopes.
+//! What the operations are to the tape: parents with and without gradients, and inference. With gradient
+//! release and scopes they are in `layers` and `mixed_precision`.
 
-use burn_lean::checkpoint_each;
-use burn_lean::operations::{gelu, layer_norm, linear_cross_entropy, nn, softmax};
+use burn_lean::operations::{gelu, layer_norm, softmax};
 
 use crate::harness::prelude::*;
 
@@ -75,96 +74,4 @@ fn a_strategy_of_the_device_is_kept() {
     let y = layer_norm(x.clone() * 2.0, gamma, None, 1e-5);
     let grads = (softmax(gelu(y), 1) * 3.0).square().sum().backward();
     assert!(x.grad(&grads).is_some());
-}
-
-/// A transformer of modules that keep little, with dropout, and a fused head.
-#[derive(Module, Debug)]
-struct Transformer {
-    encoder: nn::transformer::TransformerEncoder,
-    head: nn::Linear,
-}
-
-impl Transformer {
-    fn new(device: &Device) -> Self {
-        let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
-        Self {
-            encoder: config.with_dropout(0.2).init(device),
-            head: nn::LinearConfig::new(8, 11).init(device),
-        }
-    }
-
-    fn loss(&self, step: usize, recomputes: bool) -> Tensor<1> {
-        let device = flex();
-        device.seed(step as u64);
-        let x = numbers([2, 5, 8], step, &device);
-        let x = match recomputes {
-            true => checkpoint_each(&self.encoder.layers, x, |layer, x| {
-                layer.forward(x, None, None)
-            }),
-            false => {
-                let input = nn::transformer::TransformerEncoderInput::new(x);
-                self.encoder.forward(input)
-            }
-        };
-        let targets = ids([10], step, 11, &device);
-        let bias = self.head.bias.as_ref().map(Param::val);
-        let loss = CrossEntropyLossConfig::new().init(&device);
-        let hidden = x.reshape([10, 8]);
-        linear_cross_entropy(&loss, hidden, self.head.weight.val(), bias, targets)
-    }
-}
-
-/// What is dropped is the same again where a scope runs again.
-#[test]
-fn a_transformer_trains_the_same_released_and_recomputed() {
-    const STEPS: usize = 4;
-    alone(|| {
-        let model = || seeded(&flex(), Transformer::new);
-        // Scopes draw in another order, so each is compared with itself.
-        for recomputes in [false, true] {
-            let what = format!("released, recomputed: {recomputes}");
-            let loss = |model: &Transformer, step| model.loss(step, recomputes);
-            let (_, expected) = plain_run(model(), &mut momentum(), 0..STEPS, loss);
-            let mut release = momentum().with_gradient_release();
-            let (_, reports) = release_run(model(), &mut release, 0..STEPS, loss, &expected, &what);
-            if !recomputes {
-                assert_released(&reports, &what);
-            }
-        }
-    });
-}
-
-/// As finite differences see it, with a scope that drops again what it has dropped.
-#[test]
-fn a_recomputed_scope_drops_the_same_again() {
-    alone(|| {
-        let device = flex();
-        let layer = seeded(&device, |device| {
-            let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);
-            let config = config.with_dropout(0.4);
-            nn::transformer::TransformerEncoderLayer::new(&config, device)
-        });
-        let weights = numbers([1, 4, 8], 3, &device);
-        let loss = |x: Tensor<3>| {
-            device.seed(9);
-            let forward =
-                |layer: &nn::transformer::TransformerEncoderLayer, x| layer.forward(x, None, None);
-            (checkpoint(&layer, x, forward) * weights.clone()).sum()
-        };
-        let x = numbers([1, 4, 8], 1, &device).require_grad();
-        let grad = x.grad(&loss(x.clone()).backward()).unwrap();
-        for seed in 0..5 {
-            let direction = numbers([1, 4, 8], 40 + seed, &device);
-            let expected = (grad.clone() * direction.clone().inner()).sum();
-            let expected = expected.into_scalar::<f32>();
-            const STEP: f64 = 2e-3;
-            let value = |step: f64| {
-                let x = x.clone().detach() + direction.clone() * step;
-                loss(x).into_scalar::<f32>()
-            };
-            let slope = (value(STEP) - value(-STEP)) / (2.0 * STEP as f32);
-            let limit = 0.03 * (1.0 + expected.abs());
-            assert!((slope - expected).abs() < limit, "{slope} {expected}");
-        }
-    });
 }

@@ -1,6 +1,7 @@
 //! Five bytes a parameter, from files and to files.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use burn::store::RecordError;
 use burn_lean::operations::nn;
@@ -30,19 +31,29 @@ fn group(model: &Layers) -> ParamGroup {
     MixedPrecision::bf16().params(model).unwrap()
 }
 
-/// Tensors and scalars by name: a record has them in any order.
-fn states(record: OptimizerRecord) -> BTreeMap<String, Vec<u8>> {
-    let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
+/// Tensors and scalars by name, with what they are: a record has them in any order.
+type States = BTreeMap<String, (String, Vec<u8>)>;
+
+fn read(reader: Reader) -> States {
     let scalars = reader.scalars().iter();
-    let scalars = scalars.map(|(name, it)| (name.clone(), format!("{it:?}").into_bytes()));
+    let scalars = scalars.map(|(name, it)| (name.clone(), (format!("{it:?}"), Vec::new())));
     let paths = reader.metadata().iter();
-    let paths = paths.map(|(name, path)| (name.clone(), path.clone().into_bytes()));
-    let mut all: BTreeMap<_, _> = scalars.chain(paths).collect();
+    let paths = paths.map(|(name, path)| (name.clone(), (path.clone(), Vec::new())));
+    let mut all: States = scalars.chain(paths).collect();
     for tensor in reader.into_tensors().unwrap() {
-        let (name, .., bytes) = tensor.into_parts().unwrap();
-        all.insert(name, bytes.to_vec());
+        let kind = format!("{:?} {:?}", tensor.dtype, tensor.shape);
+        let bytes = tensor.to_bytes().unwrap().to_vec();
+        all.insert(tensor.name, (kind, bytes));
     }
     all
+}
+
+fn states(record: OptimizerRecord) -> States {
+    read(Reader::from_bytes(record.into_bytes().unwrap()).unwrap())
+}
+
+pub(crate) fn states_of_file(file: &Path) -> States {
+    read(Reader::from_file(file).unwrap())
 }
 
 /// Names and types of files do not matter here.

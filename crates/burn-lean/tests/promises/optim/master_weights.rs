@@ -170,7 +170,7 @@ fn weights_go_to_f32_and_back() {
     fn check<R: Rounding>(dtype: DType, rounding: R, is_exact: bool) {
         let adamw = || adamw().with_8_bit_moments(&model_without_embeddings());
         let optimizer = Bf16Weights::new(adamw(), rounding);
-        let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+        let start = start();
         let all = ParamGroup::all();
         let from = |model, record| {
             optimizer
@@ -239,7 +239,7 @@ fn weights_go_to_f32_and_back_as_often_as_wanted() {
         let (model, record) = rounded.unwrap();
         (model, optimizer.clone().init().load_record(record))
     }
-    let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let start = start();
 
     let optimizer = five_bytes();
     let in_f32 = |model, optim: &ModuleOptimizer| {
@@ -270,8 +270,7 @@ fn weights_go_to_f32_and_back_as_often_as_wanted() {
 /// A frozen parameter may be in several fields, as that of tied embeddings.
 #[test]
 fn fields_with_one_parameter_stay_equal() {
-    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
-    let model = model.no_grad();
+    let model = start().no_grad();
     let (all, record) = (ParamGroup::all(), OptimizerRecord::default());
     let pair = [model.clone(), model.clone()];
     let masters = Bf16Weights::new(adamw(), MasterWeights);
@@ -298,87 +297,65 @@ fn what_is_not_in_the_group_stays_in_f32() {
     assert_eq!(half.num_params(), 64 * 100 + 100);
 }
 
-#[test]
-#[should_panic(expected = "or of master weights with other bits")]
-fn lower_bits_of_32_are_no_lower_bits_of_24() {
-    let mut noise = Noise(5);
-    let of_32 = Bf16Weights::new(adamw(), MasterWeights);
-    let mut run = Run::new(of_32, noise.numbers(SHAPE).cast(DType::BF16));
-    run.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
-    let low: Option<Tensor<1, Int>> = run.state.take().unwrap().low;
-    let _ = MASTERS.widen(run.weight().clone(), low);
+fn start() -> Linear {
+    seeded(&flex(), |device| LinearConfig::new(64, 100).init(device))
 }
 
 #[test]
 fn a_record_with_bits_that_have_no_weight_is_refused() {
-    let model = || -> Linear { seeded(&flex(), |device| LinearConfig::new(64, 100).init(device)) };
     let (all, masters) = (ParamGroup::all(), five_bytes());
-    let cast = |model| {
+    let cast = || {
         let record = OptimizerRecord::default();
-        masters.weights_from_f32(model, &all, DType::BF16, record)
+        masters.weights_from_f32(start(), &all, DType::BF16, record)
     };
-    let (half, record) = cast(model()).unwrap();
-    let (_, of_another) = cast(model()).unwrap();
-    let another = || masters.weights_to_f32(half.clone(), of_another).unwrap();
-    let text = panic_of(another).unwrap_err();
-    assert!(text.contains("in this model has"), "{text}");
-
-    let record = record.into_bytes().unwrap();
-    let record = || OptimizerRecord::from_bytes(record.clone()).unwrap();
-    let stochastic = Bf16Weights::new(adamw(), Stochastic { seed: 7 });
-    let step = |model: Linear, record| {
-        let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
-        let mut optim = stochastic.clone().init().load_record(record);
-        optim.step(1e-3, model, grads)
-    };
-    let in_f32 = |record| stochastic.weights_to_f32(half.clone(), record).unwrap();
-    for text in [
-        panic_of(|| in_f32(record())).unwrap_err(),
-        panic_of(|| step(half.clone(), record())).unwrap_err(),
-    ] {
-        assert!(text.contains("lower bits of master weights"), "{text}");
-    }
-    // The way out that it names.
-    let full = masters.weights_to_f32(half.clone(), record()).unwrap();
-    let rounded = stochastic.weights_from_f32(full, &all, DType::BF16, record());
-    let (half, record) = rounded.unwrap();
-    step(half, record);
+    let ((half, _), (_, of_another)) = (cast().unwrap(), cast().unwrap());
+    let another = || masters.weights_to_f32(half, of_another).unwrap();
+    assert_panics(another, "in this model has");
 }
 
-/// Of the same size, and so not seen by it.
+/// Lower bits of another type, some of which have the same size, and of another number of bits; or with
+/// an optimizer that keeps none. The text names the way out.
 #[test]
-fn lower_bits_of_one_half_type_are_refused_in_the_other() {
-    let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
-    let optimizer = five_bytes();
-    let cast = |model: &Linear, dtype, record| {
-        let all = ParamGroup::all();
-        optimizer
-            .weights_from_f32(model.clone(), &all, dtype, record)
-            .unwrap()
-    };
-    let x = || Tensor::<2>::ones([2, 64], &flex());
-    for (dtype, other) in [(DType::BF16, DType::F16), (DType::F16, DType::BF16)] {
-        let record = || cast(&start, dtype, OptimizerRecord::default()).1;
-        let of_other = || cast(&start, other, record()).1;
-        let (in_other, _) = cast(&start, other, record());
+fn lower_bits_of_other_weights_are_refused() {
+    fn check<A: Rounding, B: Rounding>(
+        (from, of): (A, DType),
+        (to, dtype): (B, DType),
+        text: &str,
+    ) {
+        let (model, all) = (start(), ParamGroup::all());
+        let (from, to) = (
+            Bf16Weights::new(adamw(), from),
+            Bf16Weights::new(adamw(), to),
+        );
+        let empty = OptimizerRecord::default;
+        let half = from.weights_from_f32(model.clone(), &all, of, empty());
+        let (half, record) = half.unwrap();
+        let record = record.into_bytes().unwrap();
+        let record = || OptimizerRecord::from_bytes(record.clone()).unwrap();
         let step = |model: Linear, record| {
-            let grads = model.forward(x().cast(other)).sum().backward();
-            let grads = GradientsParams::from_grads(grads, &model);
-            let mut optim = optimizer.clone().init().load_record(record);
-            optim.step(1e-3, model, grads)
+            let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+            to.clone()
+                .init()
+                .load_record(record)
+                .step(1e-3, model, grads)
         };
-        let expected = format!("the model is in {other:?}, and its optimizer has the lower bits");
-        let in_f32 = |record| optimizer.weights_to_f32(in_other.clone(), record).unwrap();
-        for text in [
-            panic_of(|| step(in_other.clone(), record())).unwrap_err(),
-            panic_of(|| in_f32(record())).unwrap_err(),
-        ] {
-            assert!(text.contains(&expected), "{text}");
-        }
-        // The way out that it names: the record goes on with the bits of the other type.
-        drop(in_f32(of_other()));
-        step(in_other, of_other());
+        let other = to.weights_from_f32(model, &all, dtype, empty()).unwrap().0;
+        assert_panics(|| step(other.clone(), record()), text);
+        assert_panics(|| to.weights_to_f32(other, record()).unwrap(), text);
+        // The record goes on with the bits of the other type.
+        let full = from.weights_to_f32(half, record()).unwrap();
+        let (other, record) = to.weights_from_f32(full, &all, dtype, record()).unwrap();
+        step(other, record);
     }
+    let [bf16, f16] = HALVES;
+    let has_those_of = "and its optimizer has the lower bits of weights in";
+    check((MASTERS, bf16), (MASTERS, f16), has_those_of);
+    check((MASTERS, f16), (MASTERS, bf16), has_those_of);
+    let other_bits = "or of master weights with other bits";
+    check((MasterWeights, bf16), (MASTERS, bf16), other_bits);
+    check((MASTERS, bf16), (MasterWeights, bf16), other_bits);
+    let none = (Stochastic { seed: 7 }, bf16);
+    check((MASTERS, bf16), none, "lower bits of master weights");
 }
 
 /// The optimizer that accumulates in its moments has an optimizer in its state, as ours has.
@@ -389,7 +366,7 @@ fn a_window_of_sums_in_the_moments_goes_on_in_16_bits() {
         GradientsParams::from_grads(model.forward(x).sum().backward(), model)
     }
     fn goes_on<R: Rounding>(rounding: R) {
-        let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+        let model = start();
         let accumulating = adamw().accumulating(2, MomentDecay::EachStep).unwrap();
         let mut in_f32 = accumulating.clone().init();
         let grads = gradients(&model);

@@ -35,3 +35,6 @@ mod settings;
 mod side;
 #[path = "../../../../lean-arithmetic/tests/both/types.rs"]
 mod types;
+
+#[cfg(feature = "safetensors")]
+pub(crate) use files::states_of_file;

@@ -143,15 +143,12 @@ pub(crate) fn assert_same_recomputed<M: Module>(
     reports
 }
 
+/// Also with Burn's own checkpointing.
 #[test]
 fn blocks_of_a_transformer() {
-    assert_same_recomputed(&flex(), Net::new, blocks);
-}
-
-#[test]
-fn with_burns_own_checkpointing() {
-    let device = flex().gradient_checkpointing();
-    assert_same_recomputed(&device, Net::new, blocks);
+    for device in [flex(), flex().gradient_checkpointing()] {
+        assert_same_recomputed(&device, Net::new, blocks);
+    }
 }
 
 #[test]
@@ -224,39 +221,6 @@ fn several_inputs_and_results_of_all_kinds() {
         };
         net.loss(hidden, step)
     });
-}
-
-/// Only one of the two is released: the other's gradients are ordinary ones.
-#[test]
-fn frozen_parts_and_parts_of_two_optimizers() {
-    let device = flex();
-    let frozen = seeded(&device, Block::new).no_grad();
-    let loss = |parts: &(Block, Block), step: usize, again: bool| {
-        let x = numbers::<3>([2, 4, 8], step, &device);
-        let both = (frozen.clone(), parts.0.clone());
-        let x = forward(&both, x, again, |both: &(Block, Block), x| {
-            both.1.forward(both.0.forward(x))
-        });
-        block(&parts.1, x, again).square().mean()
-    };
-    let sgd = || SgdConfig::new().init();
-    let start: (Block, Block) = seeded(&device, |device| (Block::new(device), Block::new(device)));
-    let (mut plain, mut plain_of_a, mut plain_of_b) = (start.clone(), adamw(), sgd());
-    let (mut parts, mut of_a, mut of_b) = (start, adamw().with_gradient_release(), sgd());
-    for step in 0..4 {
-        let mut grads = loss(&plain, step, false).backward();
-        let of_first = GradientsParams::from_module(&mut grads, &plain.0);
-        let of_second = GradientsParams::from_module(&mut grads, &plain.1);
-        plain.0 = plain_of_a.step(LR, plain.0, of_first);
-        plain.1 = plain_of_b.step(LR, plain.1, of_second);
-
-        let loss = loss(&parts, step, true);
-        let mut others;
-        ((parts.0,), others) = burn_lean::backward(loss, (of_a.stepping(LR, parts.0),));
-        let of_second = GradientsParams::from_module(&mut others, &parts.1);
-        parts.1 = of_b.step(LR, parts.1, of_second);
-        assert_bits(&bits(&parts), &bits(&plain), &format!("after step {step}"));
-    }
 }
 
 /// Before backward: a validation, and a scope that panics.

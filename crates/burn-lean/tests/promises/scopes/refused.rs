@@ -98,31 +98,6 @@ fn a_scope_that_computes_on_another_thread() {
     });
 }
 
-/// A thread of rayon's that waits in a scope takes up another task, of another model.
-#[test]
-fn another_model_on_the_thread_of_a_scope() {
-    let device = flex();
-    let (block, other) = (Block::new(&device), Block::new(&device));
-    let optim = std::sync::Mutex::new(adamw().with_gradient_release());
-    let train = move |block: &Block, x: Tensor<3>| {
-        let mut optim = optim.lock().unwrap();
-        let loss = x.clone().sum();
-        let refused = optim
-            .try_backward(LR, loss.clone(), other.clone())
-            .unwrap_err();
-        assert_error!(refused.error(), InScope);
-        let refused = optim.try_accumulate(loss, &other).unwrap_err();
-        assert_error!(refused.error(), InScope);
-        let refused = optim
-            .try_step(LR, other.clone(), GradientsParams::new())
-            .unwrap_err();
-        assert_error!(refused.error(), InScope);
-        block.forward(x)
-    };
-    let x = numbers::<3>([1, 2, 8], 1, &device);
-    checkpoint(&block, x, train).sum().backward();
-}
-
 /// Mapped inside of the closure, a parameter is another leaf, or none: of its clone nothing comes.
 #[test]
 fn a_module_that_is_frozen_inside_of_the_closure() {

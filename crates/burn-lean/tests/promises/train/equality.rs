@@ -72,29 +72,18 @@ fn optimizers_and_devices() {
     training.assert_same("a parameter without elements");
 }
 
-#[test]
-fn rates_of_groups() {
-    for optim in [adamw, grouped] {
-        let training = Training {
-            scheduler: grouped_rates,
-            ..Training::new(optim)
-        };
-        let run = training.assert_same("rates of groups");
-        let other = Training::new(optim).run(Mode::Stock);
-        assert_ne!(run.last, other.last, "the rates matter");
-    }
-}
-
 /// Windows that fill the epoch, that leave a rest, and that are longer than it.
 #[test]
-fn accumulation() {
+fn rates_of_groups_and_accumulation() {
+    let with_one_rate = Training::new(grouped).run(Mode::Stock);
     for window in [1, 2, 3, BATCHES, 2 * BATCHES] {
         let training = Training {
             accumulation: Some(window),
             scheduler: grouped_rates,
             ..Training::new(grouped)
         };
-        training.assert_same(&format!("windows of {window}"));
+        let run = training.assert_same(&format!("windows of {window}"));
+        assert_ne!(run.last, with_one_rate.last, "the rates matter");
     }
 }
 

@@ -35,6 +35,14 @@ impl Shape {
         Self { key_time, ..self }
     }
 
+    pub(crate) const fn with_key_heads(self, key_heads: usize) -> Self {
+        Self { key_heads, ..self }
+    }
+
+    const fn with_value_size(self, value_size: usize) -> Self {
+        Self { value_size, ..self }
+    }
+
     fn query(self) -> [usize; 4] {
         [self.batch, self.heads, self.time, self.size]
     }
@@ -64,38 +72,18 @@ impl Shape {
     }
 }
 
-/// Small and odd; cross attention; grouped heads; no batch; one time. The last two are cut: the
-/// batch into chunks, and one element of it into rows.
+/// Small and odd; cross attention; grouped heads; no batch; one time. The last three are cut: the
+/// batch into chunks, and one element of it into rows, also with more keys than queries.
 pub(super) const SHAPES: [Shape; 9] = [
     Shape::new(2, 3, 5, 4),
-    Shape {
-        key_time: 7,
-        value_size: 6,
-        ..Shape::new(2, 2, 5, 3)
-    },
-    Shape {
-        key_heads: 2,
-        key_time: 3,
-        ..Shape::new(2, 6, 5, 4)
-    },
-    Shape {
-        key_heads: 1,
-        ..Shape::new(1, 4, 3, 2)
-    },
+    Shape::new(2, 2, 5, 3).with_keys(7).with_value_size(6),
+    Shape::new(2, 6, 5, 4).with_key_heads(2).with_keys(3),
+    Shape::new(1, 4, 3, 2).with_key_heads(1),
     Shape::new(0, 2, 3, 4),
     Shape::new(3, 1, 1, 1),
     Shape::new(3, 4, 150, 8),
-    Shape {
-        key_heads: 2,
-        key_time: 259,
-        ..Shape::new(2, 4, 261, 3)
-    },
-    // More keys than queries, in chunks of rows.
-    Shape {
-        key_heads: 2,
-        key_time: 263,
-        ..Shape::new(2, 4, 261, 3)
-    },
+    Shape::new(2, 4, 261, 3).with_key_heads(2).with_keys(259),
+    Shape::new(2, 4, 261, 3).with_key_heads(2).with_keys(263),
 ];
 
 /// What is added to plain attention.
@@ -135,71 +123,40 @@ pub(crate) const PACKED: Options = Options {
     ..NONE
 };
 
-pub(super) const OPTIONS: [Options; 14] = [
-    NONE,
-    Options {
-        mask_pad: Some(-1e4),
-        ..NONE
-    },
-    Options {
-        mask_pad: Some(-1e4),
-        mask_attn: Some(-1e4),
-        ..NONE
-    },
-    Options {
-        mask_attn: Some(f64::NEG_INFINITY),
-        ..NONE
-    },
-    Options {
-        causal: true,
-        ..NONE
-    },
-    Options {
-        quiet: true,
-        mask_pad: Some(-1e4),
-        ..NONE
-    },
-    Options {
-        softcap: Some(0.7),
-        causal: true,
-        ..NONE
-    },
-    Options {
-        window: Some(3),
-        ..NONE
-    },
-    // Of itself alone.
-    Options {
-        window: Some(1),
-        causal: true,
-        ..NONE
-    },
-    Options {
-        window: Some(70),
-        causal: true,
-        alibi: true,
-        mask_pad: Some(-1e4),
-        ..NONE
-    },
-    Options {
-        window: Some(usize::MAX),
-        alibi: true,
-        ..NONE
-    },
-    Options {
-        documents: true,
-        quiet: true,
-        ..NONE
-    },
-    PACKED,
-    Options {
-        documents: true,
-        softcap: Some(0.7),
-        window: Some(40),
-        alibi: true,
-        ..NONE
-    },
-];
+/// One option.
+#[derive(Clone, Copy)]
+enum Set {
+    Pad,
+    Mask(f64),
+    Causal,
+    Window(usize),
+    Documents,
+    Alibi,
+    Quiet,
+    Softcap(f64),
+}
+
+/// Those that are compared with the definition. In a window of one, a query attends to itself alone.
+pub(super) fn options() -> Vec<Options> {
+    use Set::{Alibi, Causal, Documents, Mask, Pad, Quiet, Softcap, Window};
+    let all: [&[Set]; 13] = [
+        &[],
+        &[Pad],
+        &[Pad, Mask(-1e4)],
+        &[Mask(f64::NEG_INFINITY)],
+        &[Causal],
+        &[Pad, Quiet],
+        &[Causal, Softcap(0.7)],
+        &[Window(3)],
+        &[Window(1), Causal],
+        &[Window(70), Causal, Alibi, Pad],
+        &[Window(usize::MAX), Alibi],
+        &[Documents, Quiet],
+        &[Documents, Softcap(0.7), Window(40), Alibi],
+    ];
+    let all = all.map(|sets| sets.iter().fold(NONE, |options, set| options.with(*set)));
+    all.into_iter().chain([PACKED]).collect()
+}
 
 /// Longer and longer documents, another number of them in each element of the batch. Positions with
 /// the id 0 are here and there, and one document.
@@ -223,6 +180,20 @@ pub(super) fn mask(dims: [usize; 4], device: &Device) -> Tensor<4, Bool> {
 }
 
 impl Options {
+    fn with(mut self, set: Set) -> Self {
+        match set {
+            Set::Pad => self.mask_pad = Some(-1e4),
+            Set::Mask(value) => self.mask_attn = Some(value),
+            Set::Causal => self.causal = true,
+            Set::Window(window) => self.window = Some(window),
+            Set::Documents => self.documents = true,
+            Set::Alibi => self.alibi = true,
+            Set::Quiet => self.quiet = true,
+            Set::Softcap(softcap) => self.softcap = Some(softcap),
+        }
+        self
+    }
+
     fn masks(self, shape: Shape, device: &Device) -> Vec<(Tensor<4, Bool>, f64)> {
         let of = |time| mask([shape.batch, 1, time, shape.key_time], device);
         let pad = self.mask_pad.map(|value| (of(1), value));

@@ -6,9 +6,8 @@ use super::*;
 use crate::harness::watched_adamw;
 
 fn clipping() -> Training {
-    let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
     Training {
-        settings: Arc::new(move |optim| optim.with_norm_clipping(clipping)),
+        settings: Arc::new(|optim| optim.with_norm_clipping(global_norm_clipping())),
         has_two_passes: true,
         ..Training::new(adamw)
     }
@@ -73,6 +72,18 @@ fn the_peak_is_read_after_the_step() {
     assert!(read.iter().copied().eq(expected), "{read:?}");
 }
 
+/// A power of two changes no bit. What is skipped in one pass is compared in `clipping`.
+#[test]
+fn a_loss_that_is_scaled_in_one_pass() {
+    let expected = Training::new(adamw).run(Mode::Stock);
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let mut training = Training::new(adamw);
+    training.model.user.scaler = Some(scaler.clone());
+    training.settings = Arc::new(move |optim| optim.with_loss_scaler(scaler.clone()));
+    let found = training.run(Mode::Released);
+    found.assert_same(&expected, "scaled");
+}
+
 /// No parameter after the gradient that is not finite has changed, and the path is named.
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_training() {
@@ -114,34 +125,24 @@ fn groups_of_the_optimizer() {
 /// An optimizer that was trained with before goes on, with its states and averages.
 #[test]
 fn an_optimizer_that_was_used_before() {
-    let clipping = AutoClipConfig::new()
-        .with_percentile(QUANTILES.percentile)
-        .with_history(QUANTILES.history);
-    let used = |training: &Training, optim: &mut dyn FnMut(Net, GradientsParams) -> Net| {
+    let [expected, found] = [Mode::Stock, Mode::Released].map(|mode| {
+        let mut training = Training::new(adamw);
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_norm_clipping(auto_clip());
         let mut model = training.model.clone();
         for _ in 0..5 {
             let grads = model.gradients();
-            model = optim(model, grads);
+            model = optim.step(0.01, model, grads);
         }
-    };
-    let mut stock = Training::new(adamw);
-    let (by_hand, mut optim) = (Arc::new(ByQuantiles::default()), adamw());
-    used(&stock, &mut |model, mut grads| {
-        by_hand.change(&model, &mut grads);
-        optim.step(0.01, model, grads)
+        let learner = match mode {
+            Mode::Stock => {
+                training.model.user.stepper = Some(Arc::new(Mutex::new(optim)));
+                Learner::new(training.model.clone(), adamw(), rates())
+            }
+            _ => release_learner(training.model.clone(), optim, rates()),
+        };
+        bits(&training.supervised(mode).launch(learner).model)
     });
-    stock.model.user.by_hand = Some(by_hand);
-    let learner = Learner::new(stock.model.clone(), optim, rates());
-    let expected = bits(&stock.supervised(Mode::Stock).launch(learner).model);
-
-    let released = Training::new(adamw);
-    let optim = adamw().with_gradient_release();
-    let mut optim = optim.with_norm_clipping(NormClipping::AutoClip(clipping));
-    used(&released, &mut |model, grads| {
-        optim.step(0.01, model, grads)
-    });
-    let learner = release_learner(released.model.clone(), optim, rates());
-    let found = bits(&released.supervised(Mode::Released).launch(learner).model);
     assert_bits(&found, &expected, "used before");
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct User {
     pub(crate) on_step: OnStep,
     /// Changes gradients before the step, by hand: for a stock training.
     pub(crate) by_hand: Option<Arc<dyn ByHand>>,
+    /// Takes an ordinary step in place of the optimizer: for a stock training.
+    pub(crate) stepper: Option<Arc<Mutex<ReleaseOptimizer>>>,
     /// Scales the loss.
     pub(crate) scaler: Option<LossScaler>,
     /// The head is in this type, and not in f32.
@@ -42,11 +44,6 @@ pub(crate) struct User {
 
 /// What plain Burn does with all gradients at hand.
 pub(crate) trait ByHand: Send + Sync {
-    /// The scale of the loss.
-    fn scale(&self) -> f64 {
-        1.0
-    }
-
     fn change(&self, model: &Net, grads: &mut GradientsParams);
 }
 
@@ -196,10 +193,9 @@ impl TrainStep for Net {
             loss = residuals.square().mean();
         }
         let item = RegressionOutput::new(loss.clone().detach(), output.detach(), targets);
-        let loss = match (&self.user.scaler, &self.user.by_hand) {
-            (Some(scaler), _) => scaler.scale(loss),
-            (None, Some(by_hand)) => loss * by_hand.scale(),
-            (None, None) => loss,
+        let loss = match &self.user.scaler {
+            Some(scaler) => scaler.scale(loss),
+            None => loss,
         };
         let grads = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), self);
         let leave = |loss, item| burn_lean::train::output(self, loss, item);
@@ -241,6 +237,9 @@ impl TrainStep for Net {
     ) -> Self {
         if let Some(by_hand) = &self.user.by_hand {
             by_hand.change(&self, &mut grads);
+        }
+        if let Some(stepper) = self.user.stepper.clone() {
+            return stepper.lock().unwrap().step(lr, self, grads);
         }
         let head = self.head.weight.id;
         match self.user.optimize {
