@@ -2,9 +2,9 @@
 
 use crate::subject::{Case, OptimizerKind};
 use clap::ValueEnum;
+use images::SeededRng;
 use serde::{Deserialize, Serialize};
-use vit_common::config::{Preset, VitConfig};
-use vit_common::rng::SeededRng;
+use vit_0_21::config::{Preset, VitConfig};
 
 /// Number of different batches in a run.
 const BATCHES: usize = 4;

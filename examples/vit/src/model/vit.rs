@@ -6,12 +6,11 @@ use super::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardCon
 use super::nn::{
     Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use crate::model::Model;
+use crate::model::{Checkpointing, Model, VitConfig};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
-use vit_common::config::{Checkpointing, VitConfig};
-use vit_common::rng::SeededRng;
+use images::SeededRng;
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
@@ -46,7 +45,14 @@ impl Model for Vit {
                 .with_padding(PaddingConfig2d::Valid)
                 .init(device),
             class_token: small.init([1, 1, config.dim], device),
-            positions: visible.init([1, config.tokens(), config.dim], device),
+            positions: visible.init(
+                [
+                    1,
+                    (config.image_size / config.patch_size).pow(2) + 1,
+                    config.dim,
+                ],
+                device,
+            ),
             dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.depth)
                 .map(|_| Block::new(config, device))

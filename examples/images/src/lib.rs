@@ -1,7 +1,13 @@
 //! Images with their labels: the bundled digits, or a folder with one folder of images for each class.
+//!
+//! Nothing here depends on Burn: `vit`, for Burn 0.22, `vit-0-21` and the benchmarks train on the same batches.
 
-use crate::digest::hex;
-use crate::rng::SeededRng;
+#![forbid(unsafe_code)]
+
+mod rng;
+
+pub use rng::SeededRng;
+
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
 use image::imageops::{FilterType, resize};
@@ -163,7 +169,7 @@ impl Dataset {
                 hash.update(label.to_le_bytes());
             }
         }
-        hex(hash)
+        format!("{:x}", hash.finalize())
     }
 }
 
