@@ -13,11 +13,10 @@ use burn_0_22::nn::loss::CrossEntropyLossConfig;
 use burn_0_22::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
-use images::{Dataset, Image, SeededRng, Split, labels};
 use std::env;
 use std::f64::consts::PI;
-use vit::model::{Model, Vit, VitConfig, drawn};
-use vit_0_21::config::WEIGHT_DECAY;
+use vit::model::{Model, Vit, drawn};
+use vit_inputs::{Dataset, Image, Preset, SeededRng, Split, WEIGHT_DECAY, labels};
 
 const EPOCHS: usize = 20;
 const BATCH: usize = 32;
@@ -68,18 +67,7 @@ fn train((_, dtype, optimizer): Row, data: &Dataset, seed: u64) -> f64 {
     let device = Device::flex();
     let autodiff = device.clone().autodiff();
     device.seed(seed);
-    // That of `vit train`.
-    let config = VitConfig {
-        image_size: data.size,
-        patch_size: 2,
-        channels: data.channels,
-        classes: data.classes,
-        dim: 64,
-        depth: 4,
-        heads: 4,
-        hidden: 256,
-        dropout: 0.0,
-    };
+    let config = Preset::Tiny.config(data.size, data.channels, data.classes);
     let mut model = drawn(Vit::new(&config, &autodiff)).map(&mut To(dtype));
     let mut optimizer = optimizer(seed);
     let batches = data.train.len().div_ceil(BATCH);

@@ -21,9 +21,9 @@ use burn_gradient_release::{
 };
 use peak_alloc::PeakAlloc;
 use std::time::Instant;
-use vit_0_21::config::Preset;
 use vit_0_21::data::Batch;
 use vit_0_21::model::Vit;
+use vit_inputs::Preset;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;

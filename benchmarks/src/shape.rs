@@ -2,9 +2,9 @@
 
 use crate::subject::{Case, OptimizerKind};
 use clap::ValueEnum;
-use images::SeededRng;
 use serde::{Deserialize, Serialize};
-use vit_0_21::config::{Preset, VitConfig};
+use vit_inputs::SeededRng;
+use vit_inputs::{Preset, VitConfig};
 
 /// Number of different batches in a run.
 const BATCHES: usize = 4;

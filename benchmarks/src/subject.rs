@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
-use vit_0_21::config::BackendKind;
-use vit_0_21::display_as_value;
+use vit_inputs::BackendKind;
+use vit_inputs::display_as_value;
+
+pub use vit_inputs::{Checkpointing, Operations};
 
 /// A model and a batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -237,33 +239,6 @@ pub enum Mode {
     Ideal,
 }
 
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpointing {
-    /// Every activation
-    None,
-    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
-    Balanced,
-    /// The input of each transformer block; recomputes the block (with gradient release, on Burn 0.21)
-    Blocks,
-    /// As blocks, and recomputes half of each block once more: slower, and smaller (Burn 0.22, vision
-    /// transformer)
-    Nested,
-    /// Little, at places that gradient release finds by itself; recomputes the rest (Burn 0.21)
-    Automatic,
-}
-
-/// What a model is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operations {
-    /// Burn's modules
-    Default,
-    /// Those of `burn_lean::operations`, which save fewer tensors for the backward pass (Burn 0.22)
-    Lean,
-}
-
 /// How the memory of a GPU is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -321,8 +296,6 @@ impl TorchMode {
 
 display_as_value!(
     BurnVersion,
-    Checkpointing,
-    Operations,
     Mode,
     LinearGradient,
     OptimizerKind,

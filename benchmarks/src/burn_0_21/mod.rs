@@ -29,9 +29,9 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release_flat_linear::FlatLinear;
 use burn_gradient_release_optim::LeanBackend;
 use std::time::Instant;
-use vit_0_21::config::BackendKind;
 use vit_0_21::memory::Memory;
 use vit_0_21::model::{Vit, digest};
+use vit_inputs::BackendKind;
 
 /// Measures one run.
 ///

@@ -17,11 +17,11 @@ use burn_0_22::tensor::{DType, Device};
 use burn_lean::{
     CastError, EarlyGradients, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
-use images::SeededRng;
 use std::time::Instant;
 use vit::model::{LeanVit, Vit, digest, drawn};
-use vit_0_21::config::BackendKind;
 use vit_0_21::memory::Memory;
+use vit_inputs::BackendKind;
+use vit_inputs::SeededRng;
 
 pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     ensure!(

@@ -7,7 +7,6 @@
 
 use crate::PROGRAM;
 use image::{GrayImage, Luma};
-use images::SeededRng;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +14,7 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use vit_inputs::SeededRng;
 
 /// What differs between the programs.
 pub(crate) struct Program {

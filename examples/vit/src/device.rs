@@ -1,9 +1,9 @@
 //! The device of a run, and the bytes in use on it.
 
-use crate::settings::{BackendKind, name};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use burn::tensor::{Device, Tensor};
 use peak_alloc::PeakAlloc;
+use vit_inputs::{BackendKind, mib};
 
 /// The device, without autodiff.
 pub(crate) fn open(backend: BackendKind) -> Result<Device> {
@@ -25,10 +25,7 @@ pub(crate) fn open(backend: BackendKind) -> Result<Device> {
             Device::cuda(burn::tensor::DeviceIndex::Default),
         ),
         #[allow(unreachable_patterns)] // With every feature on, no backend remains.
-        _ => {
-            let name = name(&backend);
-            bail!("the backend {name} is not compiled in: build with `--features {name}`")
-        }
+        _ => return Err(backend.not_compiled_in()),
     };
     // Burn panics at the first use of a device without a driver: before anything is written.
     let _ = Tensor::<1>::zeros([1], &device).into_data();
@@ -37,15 +34,15 @@ pub(crate) fn open(backend: BackendKind) -> Result<Device> {
 
 /// Of several processes on a machine, each has the device with its number.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-fn of_this_process(_kind: burn::tensor::DeviceType, first: Device) -> Device {
-    #[cfg(feature = "mpi")]
-    if let Some(rank) = burn_lean::Mpi::local_rank() {
-        let devices = Device::enumerate(_kind).into_vec();
-        if devices.len() > 1 {
-            return devices[rank % devices.len()].clone();
-        }
+fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
+    let Some(rank) = vit_inputs::local_rank() else {
+        return first;
+    };
+    let devices = Device::enumerate(kind).into_vec();
+    match devices.len() {
+        0 | 1 => first,
+        count => devices[rank % count].clone(),
     }
-    first
 }
 
 /// The memory that holds the tensors of a run: the heap, beyond what was in use at the start. A GPU is asked at every
@@ -86,6 +83,6 @@ impl Memory {
                 self.peak.max(now.bytes_in_use)
             }
         };
-        format!("{:.2} MiB", self.peak as f64 / f64::from(1 << 20))
+        mib(self.peak)
     }
 }

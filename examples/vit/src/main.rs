@@ -7,12 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod device;
-mod settings;
 
 use crate::device::Memory;
-use crate::settings::{
-    MAY_CHANGE, Mode, Operations, OptimizerKind, Options, Preset, Program, Settings, name,
-};
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord};
@@ -22,18 +18,23 @@ use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::timeline::{self, Heap, Recorder, Recording};
 use burn_lean::{
     CastError, DataParallel, EarlyGradients, MixedPrecision, ReleaseError, ReleaseOptimizer,
-    Replicas, SaveStatesError, WithGradientRelease,
+    SaveStatesError, WithGradientRelease,
 };
-use images::{Dataset, Image, SeededRng, Split, labels};
-use lean_run_folder::{CannotWrite, Run, Start, command_line, fail, listed, note};
+use clap::Parser;
+use lean_run_folder::{CannotWrite, Run, command_line, fail, note};
 use peak_alloc::PeakAlloc;
 use serde_json::json;
 use std::f64::consts::PI;
 use std::fmt::Display;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use vit::model::{Checkpointing, LeanVit, Model, Vit, VitConfig, digest, drawn};
+use vit::model::{LeanVit, Model, Vit, digest, drawn};
+use vit_inputs::{
+    Checkpointing, Dataset, Image, Mode, Operations, OptimizerKind, Options, Preset, SeededRng,
+    Settings, Split, WEIGHT_DECAY, agree, join, labels,
+};
 
 /// Counts every byte on the heap, which is where the CPU keeps its tensors, and can record them.
 #[global_allocator]
@@ -44,82 +45,86 @@ const PARTS: [&str; 2] = [MODEL, OPTIMIZER];
 const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optim.bpk";
 
+#[derive(Debug, Parser)]
+#[command(version, about = "Trains a vision transformer on Burn 0.22")]
+enum Program {
+    /// Trains a vision transformer on Burn 0.22, plainly or with gradient release
+    #[command(mut_arg("checkpointing", |it| it.default_value("blocks").default_value_if("mode", "plain", "none")))]
+    Train {
+        #[command(flatten)]
+        options: Box<Options>,
+        /// Stop after this many batches of the whole run, resumed or not: the current epoch is lost, and
+        /// --resume continues after the last complete one
+        #[arg(long, value_name = "BATCHES")]
+        stop_after: Option<NonZeroUsize>,
+    },
+}
+
 fn main() -> ExitCode {
-    let (options, given) = match command_line() {
-        Ok((Program::Train(options), given)) => (options, given),
+    let (program, given) = match command_line() {
+        Ok(read) => read,
         Err(code) => return code,
     };
+    let Program::Train {
+        options,
+        stop_after,
+    } = program;
     // Until the error is told: the others may not answer when this process leaves them.
     let parallel = match options.data_parallel.then(join).transpose() {
-        Ok(parallel) if options.shard_optimizer => {
-            parallel.map(DataParallel::with_sharded_optimizer)
-        }
-        Ok(parallel) => parallel,
+        Ok(replicas) => replicas.map(DataParallel::new),
         Err(error) => return fail(&*error),
     };
-    let trained = train(&options, &given, parallel.as_ref());
+    let parallel = match options.shard_optimizer {
+        true => parallel.map(DataParallel::with_sharded_optimizer),
+        false => parallel,
+    };
+    let stop_after = stop_after.map_or(usize::MAX, NonZeroUsize::get);
+    let trained = train(&options, &given, parallel.as_ref(), stop_after);
     trained.map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
 }
 
-/// Joins the processes that `mpirun` has started.
-fn join() -> Result<DataParallel> {
-    #[cfg(feature = "mpi")]
-    return Ok(DataParallel::new(Replicas::new(
-        burn_lean::Mpi::initialize,
-    )?));
-    #[cfg(not(feature = "mpi"))]
-    anyhow::bail!(
-        "--data-parallel needs MPI, which is not compiled in: build with `--features mpi`"
-    )
-}
-
-fn train(options: &Options, given: &[String], parallel: Option<&DataParallel>) -> Result<()> {
+fn train(
+    options: &Options,
+    given: &[String],
+    parallel: Option<&DataParallel>,
+    stop_after: usize,
+) -> Result<()> {
     let replicas = parallel.map(DataParallel::replicas);
-    // Nothing changes in the folder until all options are known to be right.
-    let mut pending = Start {
-        folder: options.folder.folder("vit"),
-        parts: &PARTS,
-        resume: options.folder.resume,
-        overwrite: options.folder.overwrite,
-        given,
-        may_change: &MAY_CHANGE,
-        is_first: replicas.is_none_or(Replicas::is_first),
-    }
-    .open(options.settings.clone())?;
-    let (data, config) = pending.settings.load(replicas)?;
-    let device = device::open(pending.settings.backend)?;
+    let mut pending = options.open("vit", &PARTS, given, replicas)?;
+    let data = pending.settings.load(replicas)?;
+    let settings = &pending.settings;
+    ensure!(
+        settings.checkpointing != Checkpointing::Automatic,
+        "--checkpointing automatic is for Burn 0.21: use blocks or nested"
+    );
+    ensure!(
+        settings.optimizer != OptimizerKind::AdamWFiveBytes
+            || settings.operations == Operations::Lean,
+        "--optimizer adamw-five-bytes trains in bf16 with norms in f32, which need --operations lean"
+    );
+    let device = device::open(settings.backend)?;
     // Before there are tensors. Of several processes, all would write the same file.
     let file = options.memory_timeline.as_ref();
     let file = file.filter(|_| pending.is_first());
     ensure!(
-        file.is_none() || pending.settings.backend.is_on_heap(),
+        file.is_none() || settings.backend.is_on_heap(),
         "--memory-timeline records the heap, and tensors are there with --backend flex alone"
     );
-    let Settings { preset, mode, .. } = &pending.settings;
-    let title = format!("ViT, {}, {}", name(preset), name(mode));
+    let title = format!("ViT, {}, {}", settings.preset, settings.mode);
     let record = |file| Recorder::new(title).with_file(file).start();
     let recording = file.map(record).transpose()?;
 
-    let run = pending.begin(|settings| {
-        let Some(replicas) = replicas else {
-            return anyhow::Ok(());
-        };
-        replicas.meet("the folder of the run")?;
-        // Machines may have the images elsewhere.
-        let settings = listed(settings)?.into_iter();
-        Ok(replicas.same_settings(settings.filter(|(name, _)| name != "data"))?)
-    })?;
-    let Some(run) = run else {
+    // From here on, the folder changes.
+    let Some(run) = pending.begin(|settings| agree(replicas, settings))? else {
         return Ok(());
     };
     let training = Training {
         settings: &run.settings,
-        config: &config,
         data: &data,
         device: &device,
         parallel,
         run: Some(&run),
-        stop_after: options.stop_after.map_or(usize::MAX, Into::into),
+        stop_after,
         is_recorded: recording.is_some(),
     };
     match run.settings.operations {
@@ -132,7 +137,6 @@ fn train(options: &Options, given: &[String], parallel: Option<&DataParallel>) -
 #[derive(Clone, Copy)]
 struct Training<'a> {
     settings: &'a Settings,
-    config: &'a VitConfig,
     data: &'a Dataset,
     device: &'a Device,
     /// The processes that train together, if there are several.
@@ -153,7 +157,7 @@ impl Training<'_> {
     /// Trains all epochs, or those that are left of a run. The model, unless it was stopped.
     fn epochs<M: Model>(self, memory: &mut Memory) -> Result<Option<M>> {
         let Self { settings, data, .. } = self;
-        let batches = data.train.len().div_ceil(settings.batch_size);
+        let batches = settings.batches(data);
         let iterations = settings.epochs * batches;
         let rank = self.parallel.map_or(0, |it| it.replicas().rank());
         let device = match settings.checkpointing {
@@ -232,7 +236,8 @@ impl Training<'_> {
     fn open<M: Model>(&self, device: &Device) -> Result<(M, Optim)> {
         let settings = self.settings;
         self.device.seed(settings.seed);
-        let mut model = drawn(M::new(self.config, device).recomputing(settings.checkpointing));
+        let mut model =
+            drawn(M::new(&settings.model(self.data), device).recomputing(settings.checkpointing));
         if self.dtype() == DType::BF16 {
             // But for norms, which stay in f32.
             model = MixedPrecision::bf16()
@@ -241,7 +246,7 @@ impl Training<'_> {
         }
         // A GPU still has the weights from before a cast.
         self.device.memory_cleanup();
-        let adamw = AdamWConfig::new().with_weight_decay(0.05);
+        let adamw = AdamWConfig::new().with_weight_decay(WEIGHT_DECAY as f32);
         let optim = match settings.optimizer {
             OptimizerKind::AdamW => adamw.init(),
             OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(&model).init(),

@@ -10,7 +10,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::{Device, Tensor};
 use program::{Home, result};
 use this::PROGRAM;
-use vit::model::{Model, Vit, VitConfig};
+use vit::model::{Model, Vit};
+use vit_inputs::Preset;
 
 /// All weights after the second epoch.
 fn weights(home: &Home, name: &str) -> Vec<f64> {
@@ -20,17 +21,7 @@ fn weights(home: &Home, name: &str) -> Vec<f64> {
             self.0.extend(param.val().into_data().iter::<f64>());
         }
     }
-    let config = VitConfig {
-        image_size: 8,
-        patch_size: 2,
-        channels: 3,
-        classes: 4,
-        dim: 64,
-        depth: 4,
-        heads: 4,
-        hidden: 256,
-        dropout: 0.0,
-    };
+    let config = Preset::Tiny.config(8, 3, 4);
     let file = home.folder(name).join("checkpoint/model-2.bpk");
     let model = Vit::new(&config, &Device::flex());
     let model = model.load_record(ModuleRecord::load(file).unwrap());

@@ -35,7 +35,7 @@ use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{linear_cross_entropy, nn};
 use vit::model::{LeanVit, Model, Vit};
-use vit_0_21::config::VitConfig;
+use vit_inputs::VitConfig;
 
 /// A model, of whichever modules.
 pub(super) trait Trainee: Module {
@@ -57,34 +57,7 @@ macro_rules! trainee {
             type Shape = VitConfig;
 
             fn build(shape: &VitConfig, checkpointing: Checkpointing, device: &Device) -> Self {
-                let VitConfig {
-                    image_size,
-                    patch_size,
-                    channels,
-                    classes,
-                    dim,
-                    depth,
-                    heads,
-                    hidden,
-                    dropout,
-                } = *shape;
-                let config = vit::model::VitConfig {
-                    image_size,
-                    patch_size,
-                    channels,
-                    classes,
-                    dim,
-                    depth,
-                    heads,
-                    hidden,
-                    dropout,
-                };
-                Self::new(&config, device).recomputing(match checkpointing {
-                    Checkpointing::Blocks => vit::model::Checkpointing::Blocks,
-                    Checkpointing::Nested => vit::model::Checkpointing::Nested,
-                    // Burn's own is a setting of the device.
-                    _ => vit::model::Checkpointing::None,
-                })
+                Self::new(shape, device).recomputing(checkpointing)
             }
 
             /// One token of an image is scored: `plan` never asks for chunks.

@@ -19,8 +19,8 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release_optim::LeanBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_gradient_release_timeline::Recorded;
-use vit_0_21::config::{BackendKind, Checkpointing, Mode};
 use vit_0_21::memory::Memory;
+use vit_inputs::{BackendKind, Checkpointing, Mode, local_rank};
 
 /// Trains with the types that the settings name, and counts the memory. If a memory timeline can be
 /// recorded, the backend is wrapped for it.
@@ -80,11 +80,7 @@ fn device_of_this_process<B: Backend>() -> Device<B> {
     let device = Device::<B>::default();
     let DeviceId { type_id, index_id } = device.to_id();
     let devices = B::device_count(type_id);
-    #[cfg(feature = "mpi")]
-    let rank = burn_gradient_release_data_parallel::Mpi::local_rank();
-    #[cfg(not(feature = "mpi"))]
-    let rank = None::<usize>;
-    match rank {
+    match local_rank() {
         Some(rank) if devices > 1 => {
             Device::<B>::from_id(DeviceId::new(type_id, index_id + (rank % devices) as u16))
         }

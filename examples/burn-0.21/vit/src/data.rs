@@ -2,9 +2,9 @@
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Shape, Tensor, TensorData, backend::Backend};
-use images::{Dataset, Image, SeededRng, Split, labels};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use vit_inputs::{Dataset, Image, SeededRng, Split, labels};
 
 /// A batch of images with their labels, on a device.
 #[derive(Clone, Debug)]

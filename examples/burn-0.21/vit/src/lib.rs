@@ -3,7 +3,6 @@
 //! The training is in `main.rs`, `backend.rs` and `train.rs`: it is compiled for each backend and
 //! optimizer, which takes minutes, and so not into what uses this library.
 
-pub mod config;
 pub mod data;
 pub mod memory;
 pub mod model;

@@ -12,54 +12,36 @@ mod train;
 use anyhow::{Context, Result, ensure};
 use burn_gradient_release_data_parallel::{DataParallel, Replicas};
 use burn_gradient_release_timeline::Snapshot;
-use clap::{Args, Parser};
-use lean_run_folder::{FolderOptions, Start, command_line, fail, listed};
+use clap::Parser;
+use lean_run_folder::{command_line, fail};
 use peak_alloc::PeakAlloc;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use train::{PARTS, Train};
-use vit_0_21::config::{BackendKind, MAY_CHANGE, Settings};
 use vit_0_21::schedule::scheduler;
+use vit_inputs::{
+    BackendKind, Checkpointing, Mode, Operations, OptimizerKind, Options, Settings, agree, join,
+};
 
 /// Counts every byte on the heap, which is where the CPU backends keep their tensors.
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 #[derive(Debug, Parser)]
-#[command(
-    version,
-    about = "Trains a vision transformer on Burn 0.21, plainly or with gradient release"
-)]
+#[command(version, about = "Trains a vision transformer on Burn 0.21")]
 enum Program {
     /// Trains a vision transformer on Burn 0.21, plainly or with gradient release
-    Train(Box<Options>),
-}
-
-#[derive(Debug, Args)]
-struct Options {
-    #[command(flatten)]
-    settings: Settings,
-    #[command(flatten)]
-    folder: FolderOptions,
-    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
-    /// build with the feature mpi
-    #[arg(long)]
-    data_parallel: bool,
-    /// With --data-parallel: each process has the optimizer states of a part of the parameters
-    #[arg(long, requires = "data_parallel")]
-    shard_optimizer: bool,
-    /// Record a memory timeline of the third and the fourth batch, for `burn-memory` and
-    /// pytorch.org/memory_viz, or with the ending `.perfetto.json` for ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    memory_timeline: Option<PathBuf>,
-    /// Run every operation on a GPU separately, instead of fused with its neighbours
-    #[arg(long)]
-    no_fusion: bool,
+    Train {
+        #[command(flatten)]
+        options: Box<Options>,
+        /// Run every operation on a GPU separately, instead of fused with its neighbours
+        #[arg(long)]
+        no_fusion: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let (options, given) = match command_line() {
-        Ok((Program::Train(options), given)) => (options, given),
+    let (Program::Train { options, no_fusion }, given) = match command_line() {
+        Ok(read) => read,
         Err(code) => return code,
     };
     // Until the error is told: the others may not answer when this process leaves them.
@@ -67,42 +49,20 @@ fn main() -> ExitCode {
         Ok(replicas) => replicas,
         Err(error) => return fail(&*error),
     };
-    let trained = train(&options, &given, replicas.as_ref());
+    let trained = train(&options, &given, replicas.as_ref(), !no_fusion);
     trained.map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
 }
 
-/// Joins the processes that `mpirun` has started.
-fn join() -> Result<Replicas> {
-    #[cfg(feature = "mpi")]
-    return Ok(Replicas::new(
-        burn_gradient_release_data_parallel::Mpi::initialize,
-    )?);
-    #[cfg(not(feature = "mpi"))]
-    anyhow::bail!(
-        "--data-parallel needs MPI, which is not compiled in: build with `--features mpi`"
-    )
-}
-
-fn train(options: &Options, given: &[String], replicas: Option<&Replicas>) -> Result<()> {
-    let fusion = !options.no_fusion;
-    let mut pending = Start {
-        folder: options.folder.folder("vit-0-21"),
-        parts: &PARTS,
-        resume: options.folder.resume,
-        overwrite: options.folder.overwrite,
-        given,
-        may_change: &MAY_CHANGE,
-        is_first: replicas.is_none_or(Replicas::is_first),
-    }
-    .open(options.settings.clone())?;
+fn train(
+    options: &Options,
+    given: &[String],
+    replicas: Option<&Replicas>,
+    fusion: bool,
+) -> Result<()> {
+    let mut pending = options.open("vit-0-21", &PARTS, given, replicas)?;
     let data = pending.settings.load(replicas)?;
     let settings = &pending.settings;
-    let is_compiled_in = match settings.backend {
-        BackendKind::Flex => cfg!(feature = "flex"),
-        BackendKind::Wgpu => cfg!(feature = "wgpu"),
-        BackendKind::Cuda => cfg!(feature = "cuda"),
-    };
-    ensure!(is_compiled_in, settings.backend.not_compiled_in());
+    check(settings)?;
     // Burn takes no rate above 1.
     scheduler(settings.lr, settings.epochs * settings.batches(&data))?;
     if let Some(file) = &options.memory_timeline {
@@ -113,16 +73,7 @@ fn train(options: &Options, given: &[String], replicas: Option<&Replicas>) -> Re
         );
         Snapshot::check_folder(file).context("no memory timeline")?;
     }
-    let run = pending.begin(|settings| {
-        let Some(replicas) = replicas else {
-            return anyhow::Ok(());
-        };
-        replicas.meet("the folder of the run")?;
-        // Machines may have the images elsewhere.
-        let settings = listed(settings)?.into_iter();
-        Ok(replicas.same_settings(settings.filter(|(name, _)| name != "data"))?)
-    })?;
-    let Some(run) = run else {
+    let Some(run) = pending.begin(|settings| agree(replicas, settings))? else {
         return Ok(());
     };
     let parallel = replicas.cloned().map(DataParallel::new);
@@ -136,4 +87,30 @@ fn train(options: &Options, given: &[String], replicas: Option<&Replicas>) -> Re
         },
     };
     backend::run(train, fusion)
+}
+
+/// Whether this program can train so.
+fn check(settings: &Settings) -> Result<()> {
+    let (optimizer, checkpointing) = (settings.optimizer, settings.checkpointing);
+    let is_compiled_in = match settings.backend {
+        BackendKind::Flex => cfg!(feature = "flex"),
+        BackendKind::Wgpu => cfg!(feature = "wgpu"),
+        BackendKind::Cuda => cfg!(feature = "cuda"),
+    };
+    ensure!(is_compiled_in, settings.backend.not_compiled_in());
+    ensure!(
+        optimizer != OptimizerKind::AdamWFiveBytes && settings.operations == Operations::Default,
+        "--optimizer adamw-five-bytes and --operations lean are for Burn 0.22: use `vit`"
+    );
+    ensure!(
+        checkpointing != Checkpointing::Nested,
+        "--checkpointing nested is for Burn 0.22: use blocks or automatic"
+    );
+    ensure!(
+        settings.mode == Mode::Release
+            || matches!(checkpointing, Checkpointing::None | Checkpointing::Balanced),
+        "--checkpointing {checkpointing} needs gradient release: use --mode release, or \
+         --checkpointing balanced with --mode plain"
+    );
+    Ok(())
 }

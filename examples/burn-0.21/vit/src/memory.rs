@@ -19,11 +19,6 @@ pub struct Peak {
     pub reserved: Option<u64>,
 }
 
-/// Bytes in MiB.
-pub fn mib(bytes: u64) -> String {
-    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
 /// The memory that holds the tensors of a run. Its methods are for the thread that trains.
 #[derive(Clone, Debug)]
 pub enum Memory {

@@ -1,6 +1,5 @@
 //! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
 
-use crate::config::VitConfig;
 use crate::data::Batch;
 use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
@@ -15,6 +14,7 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_gradient_release::checkpoint;
 use burn_gradient_release_train::metric::ClassificationCounts;
 use sha2::{Digest, Sha256};
+use vit_inputs::VitConfig;
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]

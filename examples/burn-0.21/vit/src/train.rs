@@ -27,16 +27,15 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor, log_apart,
 };
-use images::{Dataset, Image};
 use lean_run_folder::{CannotWrite, Run, note};
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
-use vit_0_21::config::{Checkpointing, OptimizerKind, Settings, WEIGHT_DECAY};
 use vit_0_21::data::{Batch, ImageBatcher, Images, TrainBatcher};
-use vit_0_21::memory::{HighWater, Memory, mib};
+use vit_0_21::memory::{HighWater, Memory};
 use vit_0_21::model::{Vit, digest};
 use vit_0_21::schedule::scheduler;
+use vit_inputs::{Checkpointing, Dataset, Image, OptimizerKind, Settings, WEIGHT_DECAY, mib};
 
 /// What Burn's file checkpointer saves after an epoch.
 pub(crate) const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];

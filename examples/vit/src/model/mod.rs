@@ -26,46 +26,8 @@ pub use plain::vit::Vit;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-
-/// The shape of a vision transformer.
-#[derive(Clone, Debug)]
-pub struct VitConfig {
-    /// Width and height of an image.
-    pub image_size: usize,
-    /// Width and height of a patch; divides the image size.
-    pub patch_size: usize,
-    /// Colour channels of an image.
-    pub channels: usize,
-    /// Number of classes.
-    pub classes: usize,
-    /// Width of a token.
-    pub dim: usize,
-    /// Number of encoder blocks.
-    pub depth: usize,
-    /// Attention heads in a block; divides `dim`.
-    pub heads: usize,
-    /// Width of the hidden layer in a block.
-    pub hidden: usize,
-    /// Probability of dropping an element on a residual path while training.
-    pub dropout: f64,
-}
-
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpointing {
-    /// Every activation
-    None,
-    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
-    Balanced,
-    /// The input of each transformer block; recomputes the block
-    Blocks,
-    /// As blocks, and recomputes half of each block once more: slower, and smaller
-    Nested,
-}
+use vit_inputs::{Checkpointing, VitConfig};
 
 /// A vision transformer, of whichever modules.
 pub trait Model: Module {
@@ -124,32 +86,19 @@ pub fn digest<M: Module>(model: &M) -> String {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use vit_inputs::Preset;
 
-    fn config(image_size: usize, [dim, depth, heads]: [usize; 3], classes: usize) -> VitConfig {
-        VitConfig {
-            image_size,
-            patch_size: if image_size == 8 { 2 } else { 16 },
-            channels: 3,
-            classes,
-            dim,
-            depth,
-            heads,
-            hidden: 4 * dim,
-            dropout: 0.0,
-        }
-    }
-
-    /// That of ViT-S/16.
     #[test]
     fn a_model_has_the_published_size() {
-        let model = Vit::new(&config(224, [384, 12, 6], 1000), &Device::flex());
+        let config = Preset::Small.config(224, 3, 1000);
+        let model = Vit::new(&config, &Device::flex());
         assert_eq!(model.num_params(), 22_050_664);
     }
 
     #[test]
     fn both_have_one_record_and_the_same_scores() {
         let device = Device::flex().autodiff();
-        let config = config(8, [64, 4, 4], 5);
+        let config = Preset::Tiny.config(8, 3, 5);
         let plain = drawn(Vit::new(&config, &device));
         let lean = LeanVit::new(&config, &device).load_record(plain.clone().into_record());
         let images = Tensor::ones([2, 3, 8, 8], &device.inner());

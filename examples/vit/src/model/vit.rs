@@ -6,11 +6,11 @@ use super::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardCon
 use super::nn::{
     Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use crate::model::{Checkpointing, Model, VitConfig};
+use crate::model::Model;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
-use images::SeededRng;
+use vit_inputs::{Checkpointing, SeededRng, VitConfig};
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
@@ -45,14 +45,7 @@ impl Model for Vit {
                 .with_padding(PaddingConfig2d::Valid)
                 .init(device),
             class_token: small.init([1, 1, config.dim], device),
-            positions: visible.init(
-                [
-                    1,
-                    (config.image_size / config.patch_size).pow(2) + 1,
-                    config.dim,
-                ],
-                device,
-            ),
+            positions: visible.init([1, config.tokens(), config.dim], device),
             dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.depth)
                 .map(|_| Block::new(config, device))

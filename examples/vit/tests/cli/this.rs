@@ -15,7 +15,7 @@ pub(crate) const PROGRAM: Program = Program {
         ("release", "nested", true),
     ],
     refused: &[
-        ("--checkpointing automatic", "invalid value 'automatic'"),
+        ("--checkpointing automatic", "is for Burn 0.21"),
         ("--optimizer adamw-five-bytes", "need --operations lean"),
     ],
 };

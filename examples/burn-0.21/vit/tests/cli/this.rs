@@ -14,8 +14,8 @@ pub(crate) const PROGRAM: Program = Program {
         ("release", "automatic", true),
     ],
     refused: &[
-        ("--checkpointing nested", "invalid value 'nested'"),
-        ("--optimizer adamw-five-bytes", "invalid value"),
+        ("--checkpointing nested", "is for Burn 0.22"),
+        ("--operations lean", "are for Burn 0.22"),
         (
             "--mode plain --checkpointing blocks",
             "or --checkpointing balanced with",

@@ -1,16 +1,76 @@
-//! The options of `vit-0-21 train`, and the shapes of the model. The settings of a run are saved in its folder.
+//! The options of a program, and the shapes of its model. The settings of a run are saved in its folder.
 
+use crate::images::Dataset;
 use anyhow::{Result, ensure};
-use burn_gradient_release_data_parallel::Replicas;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use images::Dataset;
+use lean_replicas::Replicas;
+use lean_run_folder::{FolderOptions, Pending, Start};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The options of both programs.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The settings of the run.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Its folder.
+    #[command(flatten)]
+    pub folder: FolderOptions,
+    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
+    /// build with the feature mpi
+    #[arg(long)]
+    pub data_parallel: bool,
+    /// With --data-parallel: each process has the optimizer states of a part of the parameters
+    #[arg(long, requires = "data_parallel")]
+    pub shard_optimizer: bool,
+    /// Record a memory timeline of the third and the fourth batch, for `burn-memory` and
+    /// pytorch.org/memory_viz, or with the ending `.perfetto.json` for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub memory_timeline: Option<PathBuf>,
+}
+
+impl Options {
+    /// Looks at the folder of the run, where nothing changes until the run begins.
+    ///
+    /// # Errors
+    ///
+    /// It is not free; or it has no run to resume, or one with other settings.
+    pub fn open<'a>(
+        &self,
+        program: &str,
+        parts: &'a [&'a str],
+        given: &'a [String],
+        replicas: Option<&Replicas>,
+    ) -> Result<Pending<'a, Settings>> {
+        let start = Start {
+            folder: self.folder.folder(program),
+            parts,
+            resume: self.folder.resume,
+            overwrite: self.folder.overwrite,
+            given,
+            may_change: &MAY_CHANGE,
+            is_first: replicas.is_none_or(Replicas::is_first),
+        };
+        let mut settings = self.settings.clone();
+        settings.program = program.into();
+        let pending = start.open(settings)?;
+        let of = &pending.settings.program;
+        ensure!(
+            of == program,
+            "the run to resume is of `{of}`: use that program"
+        );
+        Ok(pending)
+    }
+}
 
 /// Images, shape of the model, how it is trained, and how that is computed.
 #[derive(Clone, Debug, Serialize, Deserialize, Args)]
-#[serde(deny_unknown_fields)]
 pub struct Settings {
+    /// The program.
+    #[arg(skip)]
+    pub program: String,
     /// Images: `digits` (bundled), or a folder with one folder of .png or .jpg images for each class
     #[arg(long, default_value = "digits")]
     pub data: String,
@@ -47,13 +107,17 @@ pub struct Settings {
     /// What the forward pass keeps for the backward pass; the weights are the same
     #[arg(long, value_enum, default_value = "none")]
     pub checkpointing: Checkpointing,
+    /// What the model is made of; the weights are the same but for rounding, and so are the
+    /// checkpoints
+    #[arg(long, value_enum, default_value = "default")]
+    pub operations: Operations,
     /// Backend; a build has those whose cargo feature is on
     #[arg(long, value_enum, default_value = "flex")]
     pub backend: BackendKind,
 }
 
 /// The settings that a resumed run may have others of. What is in the images says their digest.
-pub const MAY_CHANGE: [&str; 4] = ["data", "mode", "checkpointing", "backend"];
+pub const MAY_CHANGE: [&str; 5] = ["data", "mode", "checkpointing", "operations", "backend"];
 
 impl Settings {
     /// The images; or which option does not go with the others.
@@ -65,15 +129,6 @@ impl Settings {
         ensure!(
             replicas.is_none() || self.mode == Mode::Release,
             "--data-parallel needs gradient release: use --mode release"
-        );
-        ensure!(
-            self.mode == Mode::Release
-                || matches!(
-                    self.checkpointing,
-                    Checkpointing::None | Checkpointing::Balanced
-                ),
-            "--checkpointing {} needs gradient release: use --mode release, or --checkpointing balanced with --mode plain",
-            self.checkpointing
         );
         let data = Dataset::load(&self.data, self.image_size, self.preset.patch_size())?;
         let digest = data.digest();
@@ -204,10 +259,23 @@ pub enum Checkpointing {
     None,
     /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
     Balanced,
-    /// The input of each transformer block; recomputes the block (with gradient release)
+    /// The input of each transformer block; recomputes the block (with gradient release, on Burn 0.21)
     Blocks,
-    /// Little, at places that gradient release finds by itself; recomputes the rest
+    /// As blocks, and recomputes half of each block once more: slower, and smaller (Burn 0.22, vision
+    /// transformer)
+    Nested,
+    /// Little, at places that gradient release finds by itself; recomputes the rest (Burn 0.21)
     Automatic,
+}
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operations {
+    /// Burn's modules
+    Default,
+    /// Those of `burn_lean::operations`, which save fewer tensors for the backward pass (Burn 0.22)
+    Lean,
 }
 
 /// Optimizers.
@@ -221,6 +289,11 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
     AdamW8bit,
+    /// AdamW with weights in bf16, a correction of 8 bits and moments in 8 bits (Burn 0.22, lean
+    /// operations)
+    #[serde(rename = "adamw-five-bytes")]
+    #[value(name = "adamw-five-bytes")]
+    AdamWFiveBytes,
 }
 
 /// Backends; a build has those whose cargo feature is on.
@@ -266,7 +339,13 @@ macro_rules! display_as_value {
     )*};
 }
 
-display_as_value!(Preset, Mode, Checkpointing, OptimizerKind, BackendKind);
+display_as_value!(Preset, Mode, Checkpointing, Operations);
+display_as_value!(OptimizerKind, BackendKind);
+
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+}
 
 fn count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=65_536)

@@ -1,13 +1,6 @@
 //! Images with their labels: the bundled digits, or a folder with one folder of images for each class.
-//!
-//! Nothing here depends on Burn: `vit`, for Burn 0.22, `vit-0-21` and the benchmarks train on the same batches.
 
-#![forbid(unsafe_code)]
-
-mod rng;
-
-pub use rng::SeededRng;
-
+use crate::rng::SeededRng;
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
 use image::imageops::{FilterType, resize};
