@@ -19,5 +19,5 @@ pub(crate) fn train(steps: usize) -> Outcome {
         last = loss.clone().into_scalar();
         model = optim.backward(lr, loss, model);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

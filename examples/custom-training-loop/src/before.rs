@@ -19,5 +19,5 @@ pub(crate) fn train(steps: usize) -> Outcome {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

@@ -53,20 +53,20 @@ pub(crate) fn saddle(device: &Device) -> (Tensor<2>, Tensor<2>) {
     )
 }
 
-/// Loss and weights at the end of a training.
-#[derive(Debug, PartialEq)]
+/// The end of a training.
+#[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) loss: f32,
-    weights: Vec<u32>,
+    pub(crate) model: Mlp,
 }
 
 impl Outcome {
-    pub(crate) fn new(loss: f32, model: &Mlp) -> Self {
-        let mut weights = Vec::new();
-        for layer in model.hidden.iter().chain([&model.input, &model.output]) {
-            let weight = layer.weight.val().into_data();
-            weights.extend(weight.iter::<f32>().map(f32::to_bits));
-        }
-        Self { loss, weights }
+    /// The bits of all weights.
+    pub(crate) fn weights(&self) -> Vec<u32> {
+        let ends = [&self.model.input, &self.model.output];
+        let layers = self.model.hidden.iter().chain(ends);
+        let bits = layers.map(|layer| layer.weight.val().into_data());
+        bits.flat_map(|data| data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>())
+            .collect()
     }
 }

@@ -21,9 +21,9 @@ const EPOCHS: usize = 2;
 static HEAP: PeakAlloc = PeakAlloc;
 
 fn main() -> Result<()> {
-    let (before, plain) = (before::train()?, HEAP.peak_usage_as_mb());
-    HEAP.reset_peak_usage();
-    let (after, release) = (after::train()?, HEAP.peak_usage_as_mb());
+    let (before, plain) = with_peak(before::train);
+    let (after, release) = with_peak(after::train);
+    let (before, after) = (before?, after?);
     ensure!(
         weights(&before) == weights(&after),
         "the two programs reached different weights"
@@ -31,4 +31,13 @@ fn main() -> Result<()> {
     println!("peak: {plain:.2} MiB with plain Burn, {release:.2} MiB with gradient release");
     println!("the weights are the same, bit for bit");
     Ok(())
+}
+
+/// A training, and the peak of what it has taken, in MiB.
+fn with_peak<T>(train: impl FnOnce() -> T) -> (T, f32) {
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let trained = train();
+    let peak = HEAP.peak_usage() - before;
+    (trained, peak as f32 / (1 << 20) as f32)
 }

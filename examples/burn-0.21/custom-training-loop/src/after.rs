@@ -10,7 +10,7 @@ use crate::model::{Mlp, Outcome, saddle};
 
 type B = GradientRelease<Autodiff<Flex>>;
 
-pub(crate) fn train(steps: usize) -> Outcome {
+pub(crate) fn train(steps: usize) -> Outcome<B> {
     let device = Default::default();
     let (points, targets) = saddle::<B>(&device);
     let mut model = Mlp::<B>::new(&device);
@@ -25,5 +25,5 @@ pub(crate) fn train(steps: usize) -> Outcome {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

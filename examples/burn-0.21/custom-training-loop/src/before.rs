@@ -9,7 +9,7 @@ use crate::model::{Mlp, Outcome, saddle};
 
 type B = Autodiff<Flex>;
 
-pub(crate) fn train(steps: usize) -> Outcome {
+pub(crate) fn train(steps: usize) -> Outcome<B> {
     let device = Default::default();
     let (points, targets) = saddle::<B>(&device);
     let mut model = Mlp::<B>::new(&device);
@@ -23,5 +23,5 @@ pub(crate) fn train(steps: usize) -> Outcome {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

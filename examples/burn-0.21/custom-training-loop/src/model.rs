@@ -57,23 +57,22 @@ pub(crate) fn saddle<B: Backend>(device: &B::Device) -> (Tensor<B, 2>, Tensor<B,
     )
 }
 
-/// Loss and weights at the end of a training.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Outcome {
+/// The end of a training.
+#[derive(Debug)]
+pub(crate) struct Outcome<B: Backend> {
     pub(crate) loss: f32,
-    weights: Vec<u32>,
+    pub(crate) model: Mlp<B>,
 }
 
-impl Outcome {
-    pub(crate) fn new<B: Backend>(loss: f32, model: &Mlp<B>) -> Self {
-        let weights = model
-            .hidden
-            .iter()
-            .chain([&model.input, &model.output])
+impl<B: Backend> Outcome<B> {
+    /// The bits of all weights.
+    pub(crate) fn weights(&self) -> Vec<u32> {
+        let ends = [&self.model.input, &self.model.output];
+        let layers = self.model.hidden.iter().chain(ends);
+        layers
             .flat_map(|layer| layer.weight.val().into_data().into_vec::<f32>())
             .flatten()
             .map(f32::to_bits)
-            .collect();
-        Self { loss, weights }
+            .collect()
     }
 }
