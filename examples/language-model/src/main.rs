@@ -14,7 +14,6 @@ use anyhow::{Error, Result};
 use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
 use burn_lean::optim::InFiveBytes;
