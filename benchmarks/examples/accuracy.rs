@@ -9,15 +9,14 @@
 use anyhow::{Context, Result};
 use burn_0_22::module::{Module, ModuleMapper, Param};
 use burn_0_22::nn::Embedding;
+use burn_0_22::nn::loss::CrossEntropyLossConfig;
 use burn_0_22::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn_0_22::tensor::{DType, Device, Tensor};
+use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
 use std::env;
+use std::f64::consts::PI;
 use vit::model::{Model, Vit, drawn};
-use vit::step::{batch, cross_entropy, rate};
-use vit_common::config::{Preset, WEIGHT_DECAY};
-use vit_common::data::Dataset;
-use vit_common::rng::SeededRng;
+use vit_inputs::{Dataset, Image, Preset, SeededRng, Split, WEIGHT_DECAY, labels};
 
 const EPOCHS: usize = 20;
 const BATCH: usize = 32;
@@ -78,9 +77,10 @@ fn train((_, dtype, optimizer): Row, data: &Dataset, seed: u64) -> f64 {
             let iteration = epoch * batches + index;
             let (images, labels) = batch(data, &data.train, places, (&autodiff, dtype));
             let scores = model.forward(images, Some(seed ^ iteration as u64));
-            let loss = cross_entropy(scores, labels);
+            let loss = CrossEntropyLossConfig::new().init(&autodiff);
+            let loss = loss.forward(scores.cast(DType::F32), labels);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(rate(RATE, iteration, EPOCHS * batches), model, grads);
+            model = optimizer.step(rate(iteration, EPOCHS * batches), model, grads);
         }
     }
     let places: Vec<usize> = (0..data.validation.len()).collect();
@@ -89,6 +89,33 @@ fn train((_, dtype, optimizer): Row, data: &Dataset, seed: u64) -> f64 {
     let best = scores.argmax(1).flatten::<1>(0, 1);
     let hits = best.equal(labels).int().sum().into_scalar::<i64>();
     100.0 * hits as f64 / places.len() as f64
+}
+
+/// `[batch, channels, size, size]` images in this type, and `[batch]` labels.
+fn batch(
+    data: &Dataset,
+    split: &Split,
+    places: &[usize],
+    (device, dtype): (&Device, DType),
+) -> (Tensor<4>, Tensor<1, Int>) {
+    let images: Vec<Image> = places
+        .iter()
+        .filter_map(|place| split.get(*place))
+        .collect();
+    let (pixels, shape) = data.pixels(&images);
+    let labels = TensorData::new(labels(&images), [images.len()]);
+    (
+        Tensor::from_data(TensorData::new(pixels, shape), (device, dtype)),
+        Tensor::from_data(labels, device),
+    )
+}
+
+/// That of `vit train`: a rise over a tenth of the iterations, and a cosine.
+fn rate(iteration: usize, iterations: usize) -> f64 {
+    let warm_up = (iterations / 10).max(1);
+    let rise = ((iteration + 1) as f64 / (warm_up + 1) as f64).min(1.0);
+    let fall = (1.0 + (PI * iteration as f64 / iterations as f64).cos()) / 2.0;
+    RATE * rise * fall
 }
 
 fn main() -> Result<()> {

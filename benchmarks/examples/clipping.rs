@@ -23,7 +23,7 @@ use peak_alloc::PeakAlloc;
 use std::time::Instant;
 use vit_0_21::data::Batch;
 use vit_0_21::model::Vit;
-use vit_common::config::Preset;
+use vit_inputs::Preset;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;

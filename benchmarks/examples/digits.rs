@@ -20,10 +20,10 @@ use burn::tensor::ElementConversion;
 use burn::tensor::backend::Backend;
 use burn_gradient_release::{GradientRelease, ReleaseAccumulator, WithGradientRelease};
 use burn_gradient_release_optim::{AccumulateInMoments, InOnePass, MomentDecay};
-use vit_0_21::data::{Batch, Dataset, ImageBatcher, Images};
+use vit_0_21::data::{Batch, ImageBatcher, Images};
 use vit_0_21::model::Vit;
 use vit_0_21::schedule::scheduler;
-use vit_common::config::{Preset, WEIGHT_DECAY};
+use vit_inputs::{Dataset, Preset, WEIGHT_DECAY};
 
 type B = GradientRelease<Autodiff<Flex>>;
 

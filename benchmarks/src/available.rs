@@ -6,7 +6,7 @@ use crate::plan::Available;
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
 use anyhow::{Result, ensure};
-use vit_common::config::BackendKind;
+use vit_inputs::BackendKind;
 
 /// Looks for the backends and for PyTorch.
 ///

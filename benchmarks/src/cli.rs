@@ -6,12 +6,11 @@ use crate::results::{Measured, Results};
 use crate::{suite, table};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use lean_run_folder::{CannotWrite, Lock, fail, note, write_json};
+use lean_run_folder::{CannotWrite, Lock, command_line, fail, note, write_json};
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use vit_common::run::usage;
 
 /// The hidden subcommand that makes this program a measuring process.
 pub const MEASURE: &str = "measure";
@@ -57,9 +56,9 @@ a run failed; the results of the other runs are written all the same.";
 /// The binary passes it in. Defined in this library, it would compile the training on every
 /// backend, which takes minutes, into the tests of the library too.
 pub fn main(worker: fn(&Spec) -> Result<Measured>) -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return usage(&error),
+    let cli: Cli = match command_line() {
+        Ok((cli, _given)) => cli,
+        Err(code) => return code,
     };
     let done = match cli.task {
         Some(Task::Measure { spec }) => measure(&spec, worker),

@@ -5,7 +5,7 @@
 use anyhow::Result;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use anyhow::bail;
-use vit_common::config::BackendKind;
+use vit_inputs::BackendKind;
 
 /// Finds whether a backend of this build can be used.
 ///

@@ -4,8 +4,7 @@ use crate::results::{Bytes, Measured, Settings};
 use crate::subject::{Case, Subject};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use vit_0_21::memory::Memory;
-use vit_common::memory::Peak;
+use vit_0_21::memory::{Memory, Peak};
 
 /// What a measuring process is asked to do: JSON on its command line, for Rust and for Python.
 #[derive(Clone, Debug, Serialize, Deserialize)]

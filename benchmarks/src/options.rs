@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
-use vit_common::config::{BackendKind, Preset};
+use vit_inputs::{BackendKind, Preset};
 
 /// Whether a GPU fuses operations that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

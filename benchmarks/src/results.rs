@@ -5,7 +5,7 @@ use crate::subject::{Case, Subject};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
-use vit_common::settings::rate;
+use vit_inputs::rate;
 
 /// The version of the JSON file: it grows when a field changes its meaning or goes.
 pub const SCHEMA: u32 = 2;

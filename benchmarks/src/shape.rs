@@ -3,8 +3,8 @@
 use crate::subject::{Case, OptimizerKind};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use vit_common::config::{Preset, VitConfig};
-use vit_common::rng::SeededRng;
+use vit_inputs::SeededRng;
+use vit_inputs::{Preset, VitConfig};
 
 /// Number of different batches in a run.
 const BATCHES: usize = 4;

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
-use vit_common::config::BackendKind;
-use vit_common::display_as_value;
+use vit_inputs::BackendKind;
+use vit_inputs::display_as_value;
 
-pub use vit_common::config::{Checkpointing, Operations};
+pub use vit_inputs::{Checkpointing, Operations};
 
 /// A model and a batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

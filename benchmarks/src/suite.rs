@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::Command;
 use std::result;
 use std::time::{Duration, Instant};
-use vit_common::memory::mib;
+use vit_inputs::mib;
 
 /// Measures what was asked for, and calls `progress` with the results so far after each run.
 ///

@@ -1,5 +1,5 @@
 //! Of the examples that train before and after: the program compares the weights itself, and fails if
-//! they differ; a README that shows the changed lines shows all of them.
+//! they differ; it tells both peaks; a README that shows the changed lines shows all of them.
 
 use std::{fs, path::Path, process::Command};
 
@@ -12,6 +12,12 @@ fn both_programs_reach_the_same_weights() {
     assert!(run.status.success(), "{run:?}");
     let said = String::from_utf8(run.stdout).unwrap();
     assert!(said.contains("the same, bit for bit"), "{said}");
+    // The peak of plain Burn, and that of gradient release.
+    let words: Vec<_> = said.split_whitespace().collect();
+    let numbers = words.windows(2).filter(|pair| pair[1].starts_with("MiB"));
+    let peaks: Vec<f64> = numbers.map(|pair| pair[0].parse().unwrap()).collect();
+    assert_eq!(peaks.len(), 2, "{said}");
+    assert!(peaks[1] < peaks[0], "{said}");
 }
 
 #[test]

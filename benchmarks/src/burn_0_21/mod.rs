@@ -31,7 +31,7 @@ use burn_gradient_release_optim::LeanBackend;
 use std::time::Instant;
 use vit_0_21::memory::Memory;
 use vit_0_21::model::{Vit, digest};
-use vit_common::config::BackendKind;
+use vit_inputs::BackendKind;
 
 /// Measures one run.
 ///
@@ -69,7 +69,7 @@ pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
 
 #[cfg(feature = "flex")]
 fn heap() -> Memory {
-    Memory::Heap(vit_0_21::memory::Heap::start())
+    Memory::heap()
 }
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]

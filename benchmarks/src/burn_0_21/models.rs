@@ -12,7 +12,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_gradient_release::checkpoint;
 use vit_0_21::data::Batch;
 use vit_0_21::model::Vit;
-use vit_common::config::VitConfig;
+use vit_inputs::VitConfig;
 
 /// A model that can be built on any backend.
 pub(super) trait Trainee<B: AutodiffBackend>: AutodiffModule<B> + 'static {

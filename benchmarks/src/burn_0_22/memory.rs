@@ -5,7 +5,7 @@ use burn_0_22::tensor::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use vit_common::memory::Peak;
+use vit_0_21::memory::Peak;
 
 /// Asks the device without a pause, from a thread of its own: its queue of operations is not that of the
 /// thread that trains, which stays as it is. The peak in use is the highest that was seen, at the

@@ -19,9 +19,9 @@ use burn_lean::{
 };
 use std::time::Instant;
 use vit::model::{LeanVit, Vit, digest, drawn};
-use vit_0_21::memory::{Heap, Memory};
-use vit_common::config::BackendKind;
-use vit_common::rng::SeededRng;
+use vit_0_21::memory::Memory;
+use vit_inputs::BackendKind;
+use vit_inputs::SeededRng;
 
 pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     ensure!(
@@ -73,7 +73,7 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         .model
         .batches(spec.case.batch_size, steps, settings.seed);
     let memory: Option<Box<dyn Counter>> = match (spec.measure, run.backend.is_on_heap()) {
-        (Purpose::Memory, true) => Some(Box::new(Memory::Heap(Heap::start()))),
+        (Purpose::Memory, true) => Some(Box::new(Memory::heap())),
         (Purpose::Memory, false) => Some(Box::new(DeviceMemory::start(&inner))),
         (Purpose::Time, _) => None,
     };

@@ -14,7 +14,7 @@ use crate::subject::{
     OptimizerKind, Pools, Subject, TorchMode,
 };
 use std::num::NonZeroUsize;
-use vit_common::config::{BackendKind, Preset};
+use vit_inputs::{BackendKind, Preset};
 
 /// What this machine has of what was asked for.
 #[derive(Clone, Debug)]

@@ -80,6 +80,23 @@ pub enum SettingsError {
     NoJson(#[from] serde_json::Error),
 }
 
+/// Why a run cannot begin.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// Its folder cannot be that of the run.
+    #[error("{0}")]
+    Folder(#[from] FolderError),
+    /// The run cannot go on with these settings.
+    #[error("{0}")]
+    Settings(#[from] SettingsError),
+    /// A file cannot be written.
+    #[error("{0}")]
+    CannotWrite(#[from] CannotWrite),
+    /// Its checkpoints cannot be read, or are not as they were saved.
+    #[error("{0}")]
+    Checkpoints(#[from] io::Error),
+}
+
 /// An error and its causes, in one line.
 pub(crate) fn one_line(error: &(dyn error::Error + 'static)) -> String {
     let causes = chain(error).map(ToString::to_string);

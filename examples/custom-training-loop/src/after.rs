@@ -14,10 +14,10 @@ pub(crate) fn train(steps: usize) -> Outcome {
     let mut last = f32::NAN;
 
     for step in 0..steps {
-        let lr = 1e-2 / (1.0 + 0.01 * step as f64);
+        let lr = 1e-3 / (1.0 + 0.01 * step as f64);
         let loss = model.loss(points.clone(), targets.clone());
         last = loss.clone().into_scalar();
         model = optim.backward(lr, loss, model);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

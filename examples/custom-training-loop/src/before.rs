@@ -13,11 +13,11 @@ pub(crate) fn train(steps: usize) -> Outcome {
     let mut last = f32::NAN;
 
     for step in 0..steps {
-        let lr = 1e-2 / (1.0 + 0.01 * step as f64);
+        let lr = 1e-3 / (1.0 + 0.01 * step as f64);
         let loss = model.loss(points.clone(), targets.clone());
         last = loss.clone().into_scalar();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

@@ -84,6 +84,10 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         .tensors()
         .map(|(name, dtype, _)| (name.to_owned(), dtype));
     let types: BTreeMap<_, _> = types.collect();
+    let numbers = weights
+        .tensors()
+        .map(|(.., shape)| shape.iter().product::<usize>());
+    let parameters: usize = numbers.sum();
     let (memory, disk) = estimate(&weights, &config, &settings);
     let [memory, disk] = [memory, disk].map(mib);
     println!("{} texts; about {memory:.0} MiB of memory", texts.len());
@@ -160,6 +164,9 @@ fn run(options: Options, given: &[String]) -> Result<()> {
     }
     // Writing takes less than training.
     println!("the peak of memory: {:.0} MiB", mib(HEAP.peak_usage()));
+    // Weight, gradient and two moments, in f32.
+    let plain = mib(16 * parameters);
+    println!("all weights with Burn's AdamW: {plain:.0} MiB, and activations");
     folder.save_results(&settings.steps)?;
     // Nothing goes on from them any more.
     Ok(checkpoints.clear()?)

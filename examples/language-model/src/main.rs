@@ -14,7 +14,7 @@ use anyhow::{Error, Result};
 use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
 use burn_lean::optim::InFiveBytes;
 use burn_lean::{MixedPrecision, WithGradientRelease, no_decay};
@@ -85,5 +85,26 @@ fn main() -> Result<()> {
 
     let prompt = "Subject to the terms";
     println!("\n{prompt}{}", text.write(&model, prompt, 300, &device));
+
+    drop((model, optim));
+    let plain = plain_peak(&mut text, &device);
+    println!("\nthe same model in f32 with Burn's AdamW: peak {plain:.1} MiB");
     Ok(())
+}
+
+/// The peak of two steps with plain Burn. The model still has its scopes and operations.
+fn plain_peak(text: &mut Text, device: &Device) -> f32 {
+    HEAP.reset_peak_usage();
+    let mut model = DecoderConfig::new().init(device);
+    let mut optim = AdamWConfig::new().init();
+    for _ in 0..2 {
+        let mut sums = GradientsAccumulator::new();
+        for _ in 0..MICRO_BATCHES {
+            let loss = model.loss(text.batch(BATCH, device)) / MICRO_BATCHES as f64;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            sums.accumulate(&model, grads);
+        }
+        model = optim.step(3e-3, model, sums.grads());
+    }
+    HEAP.peak_usage_as_mb()
 }

@@ -122,6 +122,9 @@ fn main() -> Result<()> {
         );
     }
     println!("digest of the weights: {:016x}", digest(&model));
+    // Weight, gradient and two moments, in f32.
+    let plain = (16 * parameters) >> 20;
+    println!("in memory with Burn's AdamW: {plain} MiB, and activations");
     Ok(())
 }
 

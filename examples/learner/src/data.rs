@@ -1,4 +1,4 @@
-//! The bundled digits: 1,797 images of 8x8 pixels. `examples/vit-common/data` names their source.
+//! The bundled digits: 1,797 images of 8x8 pixels. `examples/vit-inputs/data` names their source.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(crate) const BATCH: usize = 64;
 const VALIDATION: usize = 360;
 const PIXELS: usize = 8 * 8;
 
-static DIGITS: &[u8] = include_bytes!("../../vit-common/data/digits.csv.gz");
+static DIGITS: &[u8] = include_bytes!("../../vit-inputs/data/digits.csv.gz");
 
 /// A batch of images.
 #[derive(Clone, Debug)]

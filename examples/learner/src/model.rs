@@ -9,13 +9,13 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 use crate::data::Digits;
 
-/// Two convolutions and two linear layers.
+/// Two convolutions and four linear layers.
 #[derive(Module, Debug)]
 pub(crate) struct Classifier {
     first: Conv2d,
     norm: BatchNorm,
     second: Conv2d,
-    hidden: Linear,
+    hidden: Vec<Linear>,
     dropout: Dropout,
     output: Linear,
     activation: Gelu,
@@ -28,9 +28,11 @@ impl Classifier {
             first: Conv2dConfig::new([1, 16], [3, 3]).init(device),
             norm: BatchNormConfig::new(16).init(device),
             second: Conv2dConfig::new([16, 32], [3, 3]).init(device),
-            hidden: LinearConfig::new(32 * 4 * 4, 256).init(device),
+            hidden: (0..3)
+                .map(|_| LinearConfig::new(32 * 4 * 4, 32 * 4 * 4).init(device))
+                .collect(),
             dropout: DropoutConfig::new(0.3).init(),
-            output: LinearConfig::new(256, 10).init(device),
+            output: LinearConfig::new(32 * 4 * 4, 10).init(device),
             activation: Gelu::new(),
         }
     }
@@ -40,8 +42,12 @@ impl Classifier {
         let x = self.first.forward(images.unsqueeze_dim(1));
         let x = self.activation.forward(self.norm.forward(x));
         let x = self.activation.forward(self.second.forward(x));
-        let x = self.hidden.forward(x.flatten(1, 3));
-        let x = self.dropout.forward(self.activation.forward(x));
+        let mut x = x.flatten(1, 3);
+        for layer in &self.hidden {
+            x = self
+                .dropout
+                .forward(self.activation.forward(layer.forward(x)));
+        }
         self.output.forward(x)
     }
 

@@ -75,7 +75,9 @@ fn main() -> Result<()> {
     };
     let mut text = Text::open(None, time)?;
 
-    let mut model = adapted(config.init(&device), options.base)?;
+    let model = config.init(&device);
+    let parameters = model.num_params();
+    let mut model = adapted(model, options.base)?;
     // States for the factors alone, as nothing else requires gradients.
     let mut optim = AdamWConfig::new()
         .in_one_pass()
@@ -94,6 +96,9 @@ fn main() -> Result<()> {
             println!("step {step}: loss {value:.3}, peak {peak:.1} MiB, {seconds:.2} s");
         }
     }
+    // Weight, gradient and two moments, in f32.
+    let plain = mib(16 * parameters);
+    println!("all weights with Burn's AdamW: {plain:.1} MiB, and activations");
     Ok(())
 }
 

@@ -2,19 +2,11 @@
 
 use anyhow::Result;
 use burn::tensor::{Device, Tensor};
-use vit_common::config::BackendKind;
-use vit_common::memory::{Heap, Peak};
+use peak_alloc::PeakAlloc;
+use vit_inputs::{BackendKind, mib};
 
 /// The device, without autodiff.
-///
-/// # Errors
-///
-/// This build does not have it.
-#[cfg_attr(
-    not(any(feature = "flex", feature = "wgpu", feature = "cuda")),
-    allow(unreachable_code, unused_variables) // The benchmarks use the model alone.
-)]
-pub fn open(backend: BackendKind) -> Result<Device> {
+pub(crate) fn open(backend: BackendKind) -> Result<Device> {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if !backend.is_on_heap() {
         burn_lean::reuse_device_memory()?;
@@ -43,7 +35,7 @@ pub fn open(backend: BackendKind) -> Result<Device> {
 /// Of several processes on a machine, each has the device with its number.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
-    let Some(rank) = vit_common::run::local_rank() else {
+    let Some(rank) = vit_inputs::local_rank() else {
         return first;
     };
     let devices = Device::enumerate(kind).into_vec();
@@ -53,36 +45,44 @@ fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
     }
 }
 
-/// Counts the memory that holds the tensors of a run: the heap, where that is on the CPU. A GPU is
-/// asked at every [`look`](Self::look); its peak between two of them is not seen, but what it
-/// reserved for that peak is.
-#[derive(Clone, Debug)]
-pub struct Memory {
+/// The memory that holds the tensors of a run: the heap, beyond what was in use at the start. A GPU is asked at every
+/// [`look`](Self::look): its peak between two of them is not seen, but what it reserved for that peak is.
+pub(crate) struct Memory {
     gpu: Option<Device>,
-    heap: Heap,
-    highest: Peak,
+    at_start: usize,
+    /// The peak of the bytes in use.
+    pub(crate) peak: u64,
+    /// That of the bytes reserved from a GPU.
+    pub(crate) reserved: Option<u64>,
 }
 
 impl Memory {
-    /// Starts counting: bytes that are in use on the heap now are left out.
-    pub fn start(device: &Device) -> Self {
+    pub(crate) fn start(device: &Device) -> Self {
+        PeakAlloc.reset_peak_usage();
         Self {
             gpu: device.memory_pool_usage().map(|_| device.clone()),
-            heap: Heap::start(),
-            highest: Peak::default(),
+            at_start: PeakAlloc.current_usage(),
+            peak: 0,
+            reserved: None,
         }
     }
 
-    /// Looks at the memory; the peak so far.
-    pub fn look(&mut self) -> Peak {
-        match self.gpu.as_ref().and_then(Device::memory_pool_usage) {
+    /// Forgets the peak so far.
+    pub(crate) fn reset(&mut self) {
+        PeakAlloc.reset_peak_usage();
+        (self.peak, self.reserved) = (0, None);
+    }
+
+    /// Looks at the memory; the peak so far, in MiB.
+    pub(crate) fn look(&mut self) -> String {
+        let heap = PeakAlloc.peak_usage().saturating_sub(self.at_start);
+        self.peak = match self.gpu.as_ref().and_then(Device::memory_pool_usage) {
+            None => heap as u64,
             Some(now) => {
-                let reserved = self.highest.reserved.unwrap_or_default();
-                self.highest.in_use = self.highest.in_use.max(now.bytes_in_use);
-                self.highest.reserved = Some(reserved.max(now.bytes_reserved));
+                self.reserved = self.reserved.max(Some(now.bytes_reserved));
+                self.peak.max(now.bytes_in_use)
             }
-            None => self.highest.in_use = self.heap.peak(),
-        }
-        self.highest
+        };
+        mib(self.peak)
     }
 }

@@ -1,6 +1,6 @@
 //! Training on wgpu, beside Flex.
 
-#[path = "../../vit-common/tests/program.rs"]
+#[path = "../../tests/vit/program.rs"]
 mod program;
 #[path = "cli/this.rs"]
 mod this;
@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 use program::{Home, result};
 use this::PROGRAM;
 use vit::model::{Model, Vit};
-use vit_common::config::Preset;
+use vit_inputs::Preset;
 
 /// All weights after the second epoch.
 fn weights(home: &Home, name: &str) -> Vec<f64> {
@@ -21,8 +21,7 @@ fn weights(home: &Home, name: &str) -> Vec<f64> {
             self.0.extend(param.val().into_data().iter::<f64>());
         }
     }
-    let mut config = Preset::Tiny.config(8, 3, 4);
-    config.patch_size = 4;
+    let config = Preset::Tiny.config(8, 3, 4);
     let file = home.folder(name).join("checkpoint/model-2.bpk");
     let model = Vit::new(&config, &Device::flex());
     let model = model.load_record(ModuleRecord::load(file).unwrap());

@@ -14,7 +14,7 @@ use burn_0_22::module::{Initializer, Module};
 use burn_0_22::nn::attention::generate_autoregressive_mask;
 use burn_0_22::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint;
-use vit_common::rng::SeededRng;
+use vit_inputs::SeededRng;
 
 /// A decoder or an encoder.
 #[derive(Module, Debug)]

@@ -35,7 +35,7 @@ use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{linear_cross_entropy, nn};
 use vit::model::{LeanVit, Model, Vit};
-use vit_common::config::VitConfig;
+use vit_inputs::VitConfig;
 
 /// A model, of whichever modules.
 pub(super) trait Trainee: Module {

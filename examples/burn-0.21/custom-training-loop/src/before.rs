@@ -9,7 +9,7 @@ use crate::model::{Mlp, Outcome, saddle};
 
 type B = Autodiff<Flex>;
 
-pub(crate) fn train(steps: usize) -> Outcome {
+pub(crate) fn train(steps: usize) -> Outcome<B> {
     let device = Default::default();
     let (points, targets) = saddle::<B>(&device);
     let mut model = Mlp::<B>::new(&device);
@@ -17,11 +17,11 @@ pub(crate) fn train(steps: usize) -> Outcome {
     let mut last = f32::NAN;
 
     for step in 0..steps {
-        let lr = 1e-2 / (1.0 + 0.01 * step as f64);
+        let lr = 1e-3 / (1.0 + 0.01 * step as f64);
         let loss = model.loss(points.clone(), targets.clone());
         last = loss.clone().into_scalar();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    Outcome::new(last, &model)
+    Outcome { loss: last, model }
 }

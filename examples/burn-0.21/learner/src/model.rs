@@ -10,13 +10,13 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 use crate::data::Digits;
 
-/// Two convolutions and two linear layers.
+/// Two convolutions and four linear layers.
 #[derive(Module, Debug)]
 pub(crate) struct Classifier<B: Backend> {
     first: Conv2d<B>,
     norm: BatchNorm<B>,
     second: Conv2d<B>,
-    hidden: Linear<B>,
+    hidden: Vec<Linear<B>>,
     dropout: Dropout,
     output: Linear<B>,
     activation: Gelu,
@@ -29,9 +29,11 @@ impl<B: Backend> Classifier<B> {
             first: Conv2dConfig::new([1, 16], [3, 3]).init(device),
             norm: BatchNormConfig::new(16).init(device),
             second: Conv2dConfig::new([16, 32], [3, 3]).init(device),
-            hidden: LinearConfig::new(32 * 4 * 4, 256).init(device),
+            hidden: (0..3)
+                .map(|_| LinearConfig::new(32 * 4 * 4, 32 * 4 * 4).init(device))
+                .collect(),
             dropout: DropoutConfig::new(0.3).init(),
-            output: LinearConfig::new(256, 10).init(device),
+            output: LinearConfig::new(32 * 4 * 4, 10).init(device),
             activation: Gelu::new(),
         }
     }
@@ -41,8 +43,12 @@ impl<B: Backend> Classifier<B> {
         let x = self.first.forward(images.unsqueeze_dim(1));
         let x = self.activation.forward(self.norm.forward(x));
         let x = self.activation.forward(self.second.forward(x));
-        let x = self.hidden.forward(x.flatten(1, 3));
-        let x = self.dropout.forward(self.activation.forward(x));
+        let mut x = x.flatten(1, 3);
+        for layer in &self.hidden {
+            x = self
+                .dropout
+                .forward(self.activation.forward(layer.forward(x)));
+        }
         self.output.forward(x)
     }
 

@@ -19,11 +19,8 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release_optim::LeanBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_gradient_release_timeline::Recorded;
-#[cfg(feature = "flex")]
-use vit_0_21::memory::Heap;
 use vit_0_21::memory::Memory;
-use vit_common::config::{BackendKind, Checkpointing, Mode};
-use vit_common::run::local_rank;
+use vit_inputs::{BackendKind, Checkpointing, Mode, local_rank};
 
 /// Trains with the types that the settings name, and counts the memory. If a memory timeline can be
 /// recorded, the backend is wrapped for it.
@@ -31,9 +28,7 @@ pub(crate) fn run(train: Train<'_>, fusion: bool) -> Result<()> {
     let backend = train.run.settings.backend;
     match (backend, fusion) {
         #[cfg(feature = "flex")]
-        (BackendKind::Flex, _) => {
-            on::<Recorded<burn::backend::Flex>>(train, |_| Memory::Heap(Heap::start()))
-        }
+        (BackendKind::Flex, _) => on::<Recorded<burn::backend::Flex>>(train, |_| Memory::heap()),
         #[cfg(feature = "wgpu")]
         (BackendKind::Wgpu, true) => on::<MeteredWgpu>(train, metered::<MeteredWgpu>),
         #[cfg(feature = "wgpu")]

@@ -4,9 +4,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Shape, Tensor, TensorData, backend::Backend};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vit_common::rng::SeededRng;
-
-pub use vit_common::data::*;
+use vit_inputs::{Dataset, Image, SeededRng, Split, labels};
 
 /// A batch of images with their labels, on a device.
 #[derive(Clone, Debug)]

@@ -10,58 +10,76 @@ mod progress;
 mod train;
 
 use anyhow::{Context, Result, ensure};
-use burn_gradient_release_data_parallel::DataParallel;
+use burn_gradient_release_data_parallel::{DataParallel, Replicas};
 use burn_gradient_release_timeline::Snapshot;
-use clap::Args;
+use clap::Parser;
+use lean_run_folder::{command_line, fail};
 use peak_alloc::PeakAlloc;
 use std::process::ExitCode;
 use train::{PARTS, Train};
 use vit_0_21::schedule::scheduler;
-use vit_common::config::{BackendKind, Checkpointing, Mode, Operations, OptimizerKind};
-use vit_common::data::Dataset;
-use vit_common::run::{self, Start};
-use vit_common::settings::Settings;
+use vit_inputs::{
+    BackendKind, Checkpointing, Mode, Operations, OptimizerKind, Options, Settings, agree, join,
+};
 
 /// Counts every byte on the heap, which is where the CPU backends keep their tensors.
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// The options that `vit` has not.
-#[derive(Debug, Args)]
-struct Extra {
-    /// Run every operation on a GPU separately, instead of fused with its neighbours
-    #[arg(long)]
-    no_fusion: bool,
+#[derive(Debug, Parser)]
+#[command(version, about = "Trains a vision transformer on Burn 0.21")]
+enum Program {
+    /// Trains a vision transformer on Burn 0.21, plainly or with gradient release
+    Train {
+        #[command(flatten)]
+        options: Box<Options>,
+        /// Run every operation on a GPU separately, instead of fused with its neighbours
+        #[arg(long)]
+        no_fusion: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let about = "Trains a vision transformer on Burn 0.21, plainly or with gradient release";
-    run::main("vit-0-21", about, train)
+    let (Program::Train { options, no_fusion }, given) = match command_line() {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    // Until the error is told: the others may not answer when this process leaves them.
+    let replicas = match options.data_parallel.then(join).transpose() {
+        Ok(replicas) => replicas,
+        Err(error) => return fail(&*error),
+    };
+    let trained = train(&options, &given, replicas.as_ref(), !no_fusion);
+    trained.map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
 }
 
-fn train(start: &Start<Extra>) -> Result<()> {
-    let options = &start.options;
-    let fusion = !options.extra.no_fusion;
-    let check = |settings: &mut Settings, data: &Dataset| {
-        check(settings)?;
-        // Burn takes no rate above 1.
-        scheduler(settings.lr, settings.iterations(data))?;
-        if let Some(file) = &options.memory_timeline {
-            ensure!(
-                settings.backend.is_on_heap() || !fusion,
-                "a memory timeline is recorded without fusion, which leaves no memory to an \
-                 operation until its block is run: add --no-fusion"
-            );
-            Snapshot::check_folder(file).context("no memory timeline")?;
-        }
-        Ok(())
-    };
-    let Some((run, ())) = start.begin(&PARTS, check)? else {
+fn train(
+    options: &Options,
+    given: &[String],
+    replicas: Option<&Replicas>,
+    fusion: bool,
+) -> Result<()> {
+    let mut pending = options.open("vit-0-21", &PARTS, given, replicas)?;
+    let data = pending.settings.load(replicas)?;
+    let settings = &pending.settings;
+    check(settings)?;
+    // Burn takes no rate above 1.
+    scheduler(settings.lr, settings.epochs * settings.batches(&data))?;
+    if let Some(file) = &options.memory_timeline {
+        ensure!(
+            settings.backend.is_on_heap() || !fusion,
+            "a memory timeline is recorded without fusion, which leaves no memory to an \
+             operation until its block is run: add --no-fusion"
+        );
+        Snapshot::check_folder(file).context("no memory timeline")?;
+    }
+    let Some(run) = pending.begin(|settings| agree(replicas, settings))? else {
         return Ok(());
     };
-    let parallel = start.replicas.clone().map(DataParallel::new);
+    let parallel = replicas.cloned().map(DataParallel::new);
     let train = Train {
         run: &run,
+        data: &data,
         memory_timeline: options.memory_timeline.as_deref().filter(|_| run.is_first),
         parallel: match options.shard_optimizer {
             true => parallel.map(DataParallel::with_sharded_optimizer),

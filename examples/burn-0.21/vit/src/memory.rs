@@ -6,26 +6,40 @@
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_gradient_release_device_memory::DeviceMemory;
 use burn_gradient_release_timeline::MemoryCounter;
+use peak_alloc::PeakAlloc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use vit_common::memory::{Heap, Peak};
+/// The highest number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Bytes in use.
+    pub in_use: u64,
+    /// Bytes reserved from the device; not counted on the heap.
+    pub reserved: Option<u64>,
+}
 
 /// The memory that holds the tensors of a run. Its methods are for the thread that trains.
 #[derive(Clone, Debug)]
 pub enum Memory {
-    /// On the heap.
-    Heap(Heap),
+    /// On the heap, beyond the bytes that were in use when the counting started.
+    Heap(usize),
     /// On a GPU.
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     Device(DeviceMemory),
 }
 
 impl Memory {
+    /// Counts the heap from now on.
+    pub fn heap() -> Self {
+        PeakAlloc.reset_peak_usage();
+        Self::Heap(PeakAlloc.current_usage())
+    }
+
     /// Bytes in use now.
     pub fn in_use(&self) -> u64 {
         match self {
-            Self::Heap(heap) => heap.in_use(),
+            Self::Heap(start) => PeakAlloc.current_usage().saturating_sub(*start) as u64,
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             Self::Device(device) => device.usage().in_use,
         }
@@ -34,8 +48,8 @@ impl Memory {
     /// The peak since the start, or since the last reset.
     pub fn peak(&self) -> Peak {
         match self {
-            Self::Heap(heap) => Peak {
-                in_use: heap.peak(),
+            Self::Heap(start) => Peak {
+                in_use: PeakAlloc.peak_usage().saturating_sub(*start) as u64,
                 reserved: None,
             },
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -52,7 +66,7 @@ impl Memory {
     /// Resets the peak to the bytes in use now.
     pub fn reset_peak(&self) {
         match self {
-            Self::Heap(heap) => heap.reset_peak(),
+            Self::Heap(_) => PeakAlloc.reset_peak_usage(),
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             Self::Device(device) => device.reset_peak(),
         }

@@ -13,8 +13,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_gradient_release::checkpoint;
 use burn_gradient_release_train::metric::ClassificationCounts;
-use vit_common::config::VitConfig;
-use vit_common::digest::Weights;
+use sha2::{Digest, Sha256};
+use vit_inputs::VitConfig;
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
@@ -178,14 +178,17 @@ fn norm<B: Backend>(config: &VitConfig, device: &B::Device) -> LayerNorm<B> {
 /// SHA-256 over the shape and the bits of every weight, in the order of the model: to compare those
 /// of two runs.
 pub fn digest<B: Backend, M: Module<B>>(model: &M) -> String {
-    struct Visitor(Weights);
+    struct Visitor(Sha256);
     impl<B: Backend> ModuleVisitor<B> for Visitor {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let data = param.val().into_data();
-            self.0.add(&data.shape, data.as_bytes());
+            for size in data.shape.iter() {
+                self.0.update((*size as u64).to_le_bytes());
+            }
+            self.0.update(data.as_bytes());
         }
     }
-    let mut visitor = Visitor(Weights::default());
+    let mut visitor = Visitor(Sha256::new());
     model.visit(&mut visitor);
-    visitor.0.finish()
+    format!("{:x}", visitor.0.finalize())
 }

@@ -5,7 +5,6 @@ use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfi
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::optim::LearningRate;
-use vit_common::config::WARM_UP;
 
 /// The schedule of a training: a rise to the learning rate, and a cosine from there on.
 ///
@@ -13,7 +12,7 @@ use vit_common::config::WARM_UP;
 ///
 /// Burn takes no such rate.
 pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
-    let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
+    let warm_up = (iterations / 10).max(1);
     ComposedLrSchedulerConfig::new()
         .cosine(CosineAnnealingLrSchedulerConfig::new(
             learning_rate,

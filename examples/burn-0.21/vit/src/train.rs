@@ -27,23 +27,24 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor, log_apart,
 };
-use lean_run_folder::{CannotWrite, note};
+use lean_run_folder::{CannotWrite, Run, note};
+use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
-use vit_0_21::data::{Batch, Image, ImageBatcher, Images, TrainBatcher};
+use vit_0_21::data::{Batch, ImageBatcher, Images, TrainBatcher};
 use vit_0_21::memory::{HighWater, Memory};
 use vit_0_21::model::{Vit, digest};
 use vit_0_21::schedule::scheduler;
-use vit_common::config::{Checkpointing, OptimizerKind, WEIGHT_DECAY};
-use vit_common::memory::mib;
-use vit_common::run::{Results, Run};
+use vit_inputs::{Checkpointing, Dataset, Image, OptimizerKind, Settings, WEIGHT_DECAY, mib};
 
 /// What Burn's file checkpointer saves after an epoch.
 pub(crate) const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];
 
 pub(crate) struct Train<'a> {
-    /// Its settings, images, folder and checkpoints.
-    pub(crate) run: &'a Run,
+    /// Its settings, folder and checkpoints.
+    pub(crate) run: &'a Run<Settings>,
+    /// Its images.
+    pub(crate) data: &'a Dataset,
     /// The file of its memory timeline.
     pub(crate) memory_timeline: Option<&'a Path>,
     /// The processes that train together, if there are several.
@@ -130,7 +131,7 @@ impl Train<'_> {
         optimizer: O,
         adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
     ) -> Result<()> {
-        let Run { settings, data, .. } = self.run;
+        let (settings, data) = (&self.run.settings, self.data);
         let memory = HighWater::start(memory);
         let record = |file| {
             Recorder::new(format!("vit {}, {}", settings.preset, settings.mode))
@@ -150,7 +151,7 @@ impl Train<'_> {
             Some(parallel) => parallel.broadcast(model)?,
             None => model,
         };
-        let scheduler = scheduler(settings.lr, settings.iterations(data))?;
+        let scheduler = scheduler(settings.lr, settings.epochs * settings.batches(data))?;
 
         let folder = self.run.folder.path();
         let valid = self
@@ -198,14 +199,20 @@ impl Train<'_> {
                 validation_loss.is_finite(),
                 "the loss is {validation_loss}: try a smaller --lr"
             );
-            self.run.end(&Results {
-                epochs: settings.epochs,
-                validation_loss,
-                validation_accuracy,
-                peak_bytes: peak.in_use,
-                peak_reserved_bytes: peak.reserved,
-                weights_digest: digest(&model),
-            })?;
+            self.run.folder.save_results(&json!({
+                "epochs": settings.epochs,
+                "validation_loss": validation_loss,
+                "validation_accuracy": validation_accuracy,
+                "peak_bytes": peak.in_use,
+                "peak_reserved_bytes": peak.reserved,
+                "weights_digest": digest(&model),
+            }))?;
+            note(&format!(
+                "validation accuracy {:.2} % after {} epochs, peak memory {}",
+                validation_accuracy * 100.0,
+                settings.epochs,
+                mib(peak.in_use)
+            ));
         }
         // Last: a timeline that cannot be written does not cost the results.
         recorded.context("no memory timeline")?;
@@ -218,7 +225,7 @@ impl Train<'_> {
 
     /// The training images, as an uninterrupted run sees them.
     fn train_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        let Run { settings, data, .. } = self.run;
+        let (settings, data) = (&self.run.settings, self.data);
         let done = self.run.resume_point.unwrap_or(0);
         // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
         let numbered = done * settings.batches(data) - done;

@@ -1,6 +1,6 @@
 //! Training on wgpu.
 
-#[path = "../../../vit-common/tests/program.rs"]
+#[path = "../../../tests/vit/program.rs"]
 mod program;
 #[path = "cli/this.rs"]
 mod this;

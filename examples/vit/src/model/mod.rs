@@ -26,8 +26,8 @@ pub use plain::vit::Vit;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use vit_common::config::{Checkpointing, VitConfig};
-use vit_common::digest::Weights;
+use sha2::{Digest, Sha256};
+use vit_inputs::{Checkpointing, VitConfig};
 
 /// A vision transformer, of whichever modules.
 pub trait Model: Module {
@@ -68,28 +68,31 @@ pub fn drawn<M: Module>(model: M) -> M {
 /// SHA-256 over the shape and the bits of every weight, in the order of the model: to compare those
 /// of two runs.
 pub fn digest<M: Module>(model: &M) -> String {
-    struct Visitor(Weights);
+    struct Visitor(Sha256);
     impl ModuleVisitor for Visitor {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let data = param.val().into_data();
-            self.0.add(data.shape().as_slice(), data.as_bytes());
+            for size in data.shape().as_slice() {
+                self.0.update((*size as u64).to_le_bytes());
+            }
+            self.0.update(data.as_bytes());
         }
     }
-    let mut visitor = Visitor(Weights::default());
+    let mut visitor = Visitor(Sha256::new());
     model.visit(&mut visitor);
-    visitor.0.finish()
+    format!("{:x}", visitor.0.finalize())
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use vit_common::config::Preset;
+    use vit_inputs::Preset;
 
     #[test]
     fn a_model_has_the_published_size() {
-        let device = Device::flex();
-        let size = |preset: Preset| Vit::new(&preset.config(224, 3, 1000), &device).num_params();
-        assert_eq!(size(Preset::Small), 22_050_664);
+        let config = Preset::Small.config(224, 3, 1000);
+        let model = Vit::new(&config, &Device::flex());
+        assert_eq!(model.num_params(), 22_050_664);
     }
 
     #[test]

@@ -10,8 +10,7 @@ use crate::model::Model;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
-use vit_common::config::{Checkpointing, VitConfig};
-use vit_common::rng::SeededRng;
+use vit_inputs::{Checkpointing, SeededRng, VitConfig};
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]

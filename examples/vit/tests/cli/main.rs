@@ -1,14 +1,14 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
-#[path = "../../../vit-common/tests/cli.rs"]
+#[path = "../../../tests/vit/cli.rs"]
 mod both;
-#[path = "../../../vit-common/tests/memory_timeline.rs"]
+#[path = "../../../tests/vit/memory_timeline.rs"]
 mod memory_timeline;
-#[path = "../../../vit-common/tests/program.rs"]
+#[path = "../../../tests/vit/program.rs"]
 mod program;
 mod this;
 
-use program::{Home, fails, json, outcome, result, said};
+use program::{Home, fails, json, outcome, result, said, train};
 use this::PROGRAM;
 
 /// Their fields and so their checkpoints are the same; their sums are not, in the last bits.
@@ -62,42 +62,18 @@ fn five_bytes_a_parameter_train_alike_in_both_modes() {
     assert_eq!(outcome(&resumed), outcome(&whole));
 }
 
-/// The whole run, with its checkpoints, stays within what was asked for. What is given stays, and
-/// what was chosen is saved.
+/// On the digits, which fit with plain Burn, too.
 #[test]
-fn what_fits_is_chosen() {
+fn the_memory_that_it_saved_is_told() {
     let home = Home::new();
-    let within = |name: &str, most: u64, options: &str, chosen: [&str; 3]| {
-        let options = format!("--patch-size 2 --fit {most}B {options}");
-        let result = result(&mut home.train(name, 1, &options));
-        let settings = home.settings(name);
-        let names = ["operations", "checkpointing", "optimizer"];
-        assert_eq!(names.map(|name| &settings[name]), chosen);
-        let peak = result["peak_bytes"].as_u64().unwrap();
-        assert!(peak <= most, "{name}: {result}");
-        (peak, result["weights_digest"].clone())
-    };
-    let whole = within("whole", 1 << 30, "", ["default", "none", "adamw"]);
-    let lean = within("lean", whole.0 - 1, "", ["lean", "none", "adamw"]);
-    // A run holds what no trial does: the order of the images and the losses of all batches.
-    let less = lean.0 - 2_000;
-    within("blocks", less, "", ["lean", "blocks", "adamw"]);
-    // The same weights, as nothing is rounded otherwise.
-    let options = "--operations default";
-    let given = within(
-        "given",
-        whole.0 - 1,
-        options,
-        ["default", "blocks", "adamw"],
-    );
-    assert_eq!(given.1, whole.1);
-
-    // Five bytes need lean operations.
-    for (operations, is_possible) in [("lean", true), ("default", false)] {
-        let options = format!("--fit 1KiB --operations {operations}");
-        let said = said(&home.train("refused", 1, &options).output().unwrap());
-        assert!(said.contains("nothing fits into 1.0 KiB"), "{said}");
-        assert_eq!(said.contains("adamw-five-bytes"), is_possible, "{said}");
-        assert!(!home.folder("refused").exists());
-    }
+    let mut run = train(&home.folder("run"), "--epochs 1");
+    let said = said(&run.output().unwrap());
+    let (_, peaks) = said.split_once("peak memory ").expect(&said);
+    let [peak, plain] = peaks.split_once(" MiB (plain Burn: ").expect(&said).into();
+    let plain: f64 = plain.split(' ').next().unwrap().parse().unwrap();
+    assert!(peak.parse::<f64>().unwrap() < 0.75 * plain, "{said}");
+    let of_plain = result(&mut train(&home.folder("plain"), "--epochs 1 --mode plain"));
+    let mib = of_plain["peak_bytes"].as_f64().unwrap() / f64::from(1 << 20);
+    // Two batches have fewer losses to keep than a run.
+    assert!((mib - plain).abs() < 0.02 * mib, "{mib} MiB: {said}");
 }

@@ -1,10 +1,10 @@
 //! The program as a user runs it: its output and its files.
 
-#[path = "../../../../vit-common/tests/cli.rs"]
+#[path = "../../../../tests/vit/cli.rs"]
 mod both;
-#[path = "../../../../vit-common/tests/memory_timeline.rs"]
+#[path = "../../../../tests/vit/memory_timeline.rs"]
 mod memory_timeline;
-#[path = "../../../../vit-common/tests/program.rs"]
+#[path = "../../../../tests/vit/program.rs"]
 mod program;
 mod this;
 

@@ -1,8 +1,8 @@
 //! The program in several processes.
 
-#[path = "../../../../vit-common/tests/processes.rs"]
+#[path = "../../../../tests/vit/processes.rs"]
 mod both;
-#[path = "../../../../vit-common/tests/program.rs"]
+#[path = "../../../../tests/vit/program.rs"]
 mod program;
 #[path = "../cli/this.rs"]
 mod this;

@@ -97,8 +97,8 @@ fn processes_that_differ_are_refused_and_change_nothing() {
         ),
         (
             "--resume",
-            "--resume --checkpointing blocks",
-            "rank 1: the setting checkpointing: \"blocks\"",
+            "--resume --checkpointing balanced",
+            "rank 1: the setting checkpointing: \"balanced\"",
         ),
     ] {
         let output = launch(&folder, &[first, second]).output().unwrap();

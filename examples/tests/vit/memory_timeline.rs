@@ -11,7 +11,7 @@ use std::thread;
 /// reshapes its weight, and gradients of such views come last.
 fn recorded(home: &Home, mode: &str) -> Snapshot {
     let file = home.folder(&format!("{mode}.json"));
-    let small = "--preset small --image-size 32 --batch-size 2 --epochs 1";
+    let small = "--preset small --image-size 32 --batch-size 2 --epochs 1 --checkpointing none";
     let options = format!("{small} --mode {mode} {}", PROGRAM.stop);
     let mut run = train(&home.folder(mode), &options);
     run.arg("--data").arg(home.folder("few"));
@@ -24,7 +24,7 @@ fn recorded(home: &Home, mode: &str) -> Snapshot {
 #[test]
 fn what_is_not_recorded_does_not_cost_the_results() {
     let home = Home::new();
-    let options = "--epochs 1 --batch-size 32 --patch-size 4 --memory-timeline";
+    let options = "--epochs 1 --batch-size 32 --memory-timeline";
     let mut run = train(&home.folder("run"), options);
     run.arg(home.folder("run.json"));
     let output = run

@@ -1,4 +1,4 @@
-//! Random numbers that are the same in every version of this program.
+//! Random numbers that are the same in every version of these programs.
 //!
 //! Which images validate, and the seed of each batch's dropout, come from here: runs of different
 //! versions are compared, and resumed. `rand` promises no such thing for its generators and

@@ -1,6 +1,5 @@
 //! Images with their labels: the bundled digits, or a folder with one folder of images for each class.
 
-use crate::digest::hex;
 use crate::rng::SeededRng;
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
@@ -163,7 +162,7 @@ impl Dataset {
                 hash.update(label.to_le_bytes());
             }
         }
-        hex(hash)
+        format!("{:x}", hash.finalize())
     }
 }
 

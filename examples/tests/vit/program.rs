@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vit_common::rng::SeededRng;
+use vit_inputs::SeededRng;
 
 /// What differs between the programs.
 pub(crate) struct Program {
@@ -53,13 +53,9 @@ impl Home {
         self.0.path().join(name)
     }
 
-    /// A run in the folder `name`, in batches of 8 images and, unless there are others among the
-    /// options, with patches of 4x4.
+    /// A run in the folder `name`, in batches of 8 images.
     pub(crate) fn train(&self, name: &str, epochs: usize, options: &str) -> Command {
-        let mut options = format!("--batch-size 8 --epochs {epochs} {options}");
-        if !options.contains("--patch-size") {
-            options += " --patch-size 4";
-        }
+        let options = format!("--batch-size 8 --epochs {epochs} {options}");
         let mut command = train(&self.folder(name), &options);
         command.arg("--data").arg(self.folder("images"));
         command

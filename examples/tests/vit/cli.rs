@@ -21,7 +21,7 @@ fn commands_of_the_pages_are_understood() {
 fn modes_and_checkpointing_train_the_same_weights() {
     let home = Home::new();
     let run = |mode: &str, checkpointing: &str| {
-        let options = format!("--mode {mode} --checkpointing {checkpointing} --patch-size 2");
+        let options = format!("--mode {mode} --checkpointing {checkpointing}");
         result(&mut home.train(&format!("{mode}-{checkpointing}"), 1, &options))
     };
     let kept = HashMap::from(["plain", "release"].map(|mode| (mode, run(mode, "none"))));
