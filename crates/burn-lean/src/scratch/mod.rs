@@ -69,7 +69,7 @@ pub struct Scratch {
 type Vacated = Arc<Mutex<Vec<Bytes>>>;
 
 /// The part of the file's memory that a tensor may have for a step to be computed outside of the file.
-const PART_IN_MEMORY: usize = 8;
+const PART_IN_MEMORY: usize = 4;
 
 impl Scratch {
     /// Makes an empty file in a folder. It has no name there.
@@ -248,7 +248,9 @@ impl Scratch {
     /// step makes of it. One that is not in the file, or large, or has another owner, is left where it is.
     pub(crate) fn in_memory(&self, tensor: DispatchTensor) -> DispatchTensor {
         let memory = self.pager.as_ref().map_or(usize::MAX, |it| it.limit);
-        let Some(found) = on_flex(&tensor).ok().filter(|_| tensor.can_mut()) else {
+        // Asked first: what is found is a second owner.
+        let has_one_owner = tensor.can_mut();
+        let Some(found) = on_flex(&tensor).ok().filter(|_| has_one_owner) else {
             return tensor;
         };
         let bytes = found.bytes();

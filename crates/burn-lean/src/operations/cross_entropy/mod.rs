@@ -365,13 +365,23 @@ impl Gradients {
             let part = grad.clone().sum_dim(0);
             sum.inplace(|sum| sum + part);
         }
+        // Zeros that are read before they are written take the system a page twice.
+        let before = match chunk.start {
+            0 => Before::Anything,
+            _ => Before::Sum,
+        };
         let rows = || fused.rows(chunk).cast(grad.dtype());
-        add_to(&mut self.weight, rows, || grad.clone());
+        add_to(&mut self.weight, before, rows, || grad.clone());
         let mut of_reduced = None;
         if let Some(factors) = &fused.head.factors {
             let of_factor = of_reduced.insert(factors.of_reduced(grad.clone()));
-            add_to(&mut self.a, rows, || of_factor.clone());
-            add_to(&mut self.b, || factors.reduced(rows()), || grad.clone());
+            add_to(&mut self.a, before, rows, || of_factor.clone());
+            add_to(
+                &mut self.b,
+                before,
+                || factors.reduced(rows()),
+                || grad.clone(),
+            );
         }
         if let Some(hidden) = &mut self.hidden {
             let [_, d_model] = hidden.dims();
@@ -405,12 +415,13 @@ impl Gradients {
 /// Adds `rows^T * grad` to a sum, if it is wanted.
 fn add_to(
     sum: &mut Option<Tensor<2>>,
+    before: Before,
     rows: impl FnOnce() -> Tensor<2>,
     grad: impl FnOnce() -> Tensor<2>,
 ) {
     if let Some(sum) = sum {
         let at = sum.dims().map(|length| 0..length);
-        sum.inplace(|sum| product_into(sum, at, Before::Sum, rows().transpose(), grad()));
+        sum.inplace(|sum| product_into(sum, at, before, rows().transpose(), grad()));
     }
 }
 
