@@ -133,14 +133,10 @@ impl<O: InScratch> Optimizer for Scratched<O> {
             return (asked.0, None);
         }
         let state = self.told(&tensor, state, Scratch::uses);
-        let scratch = self.scratch.for_step();
-        let tensor = Tensor::from_dispatch(scratch.in_memory(tensor.into_dispatch()));
-        let mut in_memory = |tensor| scratch.in_memory(tensor);
-        let state = state.map(|state| O::map_state(state, &mut MapTensor(&mut in_memory)));
         let (tensor, state) = self.optimizer.step(lr, tensor, grad, state);
-        let placed = scratch.placed(tensor.into_dispatch());
+        let placed = self.scratch.placed(tensor.into_dispatch());
         let tensor = Tensor::from_dispatch(expect(placed));
-        let state = state.map(|state| expect(O::placed(state, &scratch)));
+        let state = state.map(|state| expect(O::placed(state, &self.scratch)));
         let state = self.told(&tensor, state, Scratch::changed);
         (tensor, state.map(ScratchedState))
     }

@@ -3,9 +3,8 @@
 //! This is the only place that knows of addresses. A place of the file belongs to one buffer, from when
 //! it is taken to when the buffer is dropped, so a buffer's slice has no other owner.
 //!
-//! What is written goes by way of the file, not of its mapping: for each page that a process writes for the
-//! first time, the system stops it and has more work than with a copy. And a disk that fails is then an error,
-//! where the mapping would end the process.
+//! A new tensor is written by way of the file: a disk that fails is then an error, where a write into the
+//! mapping would end the process.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,9 +18,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use burn::tensor::{AllocationProperty, Bytes};
 use burn_std::{AccessError, AccessPolicy, AllocationController};
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
-use rustix::buffer::spare_capacity;
 use rustix::fs::{self, FallocateFlags, fadvise, fallocate, fstatfs, fstatvfs};
-use rustix::io::pread;
 
 use super::error::ScratchError;
 use super::space::{PAGE, Place, Space, whole_pages};
@@ -151,42 +148,12 @@ impl ScratchFile {
             place,
             file: Arc::clone(self),
         };
-        let len = bytes.len();
-        // SAFETY: the place is as long, and all bytes of a file have a value.
-        let mut buffer = unsafe { Bytes::from_controller(Box::new(buffer), len) };
-        self.overwrite(&mut buffer, bytes)?;
-        Ok(buffer)
-    }
-
-    /// Writes into a buffer of this file.
-    pub(super) fn overwrite(&self, buffer: &mut Bytes, bytes: &[u8]) -> Result<(), ScratchError> {
-        let at = self.offset_of(buffer).expect("a buffer of this file");
+        let at = self.with_segment(place, |segment| segment.start) + place.offset as u64;
         let written = self.file.write_all_at(bytes, at);
-        written.map_err(|error| self.no_space(bytes.len(), error))
-    }
-
-    /// A copy in memory of a buffer of this file. `None` if it belongs to another one, or cannot be read.
-    pub(super) fn read(&self, buffer: &[u8]) -> Option<Vec<u8>> {
-        let start = self.offset_of(buffer)?;
-        let mut bytes = Vec::with_capacity(buffer.len());
-        while bytes.len() < buffer.len() {
-            let at = start + bytes.len() as u64;
-            let read = pread(&self.file, spare_capacity(&mut bytes), at).ok()?;
-            if read == 0 {
-                return None;
-            }
-        }
-        bytes.truncate(buffer.len());
-        Some(bytes)
-    }
-
-    /// Where memory that belongs to this file is in it.
-    fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
-        let address = bytes.as_ptr().addr();
-        let segments = self.segments.read().unwrap_or_else(|it| it.into_inner());
-        let mut all = segments.iter();
-        let found = all.find(|segment| segment.addresses().contains(&address))?;
-        Some(found.start + (address - found.addresses().start) as u64)
+        written.map_err(|error| self.no_space(bytes.len(), error))?;
+        let len = bytes.len();
+        // SAFETY: the place is as long, and all of it was written.
+        Ok(unsafe { Bytes::from_controller(Box::new(buffer), len) })
     }
 
     fn take(&self, bytes: usize) -> Option<Place> {

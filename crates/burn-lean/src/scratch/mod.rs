@@ -6,18 +6,17 @@ mod pager;
 mod space;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::backend::{
     BackendTensor, BackendTypes, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex,
     TensorMetadata,
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Bytes, DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
 
 use crate::backend::plain;
 use crate::error::Refused;
-use crate::lock::lock;
 use crate::tape::{constant, guard, is_tracked, leaf, node, node_of, register};
 use crate::tensors::{MapTensor, Tensors};
 pub use error::ScratchError;
@@ -61,15 +60,7 @@ use space::{PAGE, Place, whole_pages};
 pub struct Scratch {
     file: Arc<ScratchFile>,
     pager: Option<Arc<Pager>>,
-    vacated: Vacated,
 }
-
-/// Buffers of the file whose tensors a step computes in memory. What it gives goes into them, so that
-/// weights and states keep their places from step to step.
-type Vacated = Arc<Mutex<Vec<Bytes>>>;
-
-/// The part of the file's memory that a tensor may have for a step to be computed outside of the file.
-const PART_IN_MEMORY: usize = 4;
 
 impl Scratch {
     /// Makes an empty file in a folder. It has no name there.
@@ -79,11 +70,7 @@ impl Scratch {
     /// [`Folder`](ScratchError::Folder), [`InMemory`](ScratchError::InMemory).
     pub fn create(folder: impl AsRef<Path>) -> Result<Self, ScratchError> {
         let file = Arc::new(ScratchFile::create(folder.as_ref())?);
-        Ok(Self {
-            file,
-            pager: None,
-            vacated: Vacated::default(),
-        })
+        Ok(Self { file, pager: None })
     }
 
     /// Keeps about `bytes` of the file in memory. It reads ahead what the next layers need, and
@@ -218,55 +205,18 @@ impl Scratch {
         let found = found.to_contiguous();
         let (shape, dtype) = (found.shape(), found.dtype());
         let length = shape.num_elements() * dtype.size();
-        let bytes = self.bytes_in_file(&found.bytes()[..length])?;
+        let bytes = self.file.buffer(&found.bytes()[..length])?;
         drop(found);
         let placed = FlexTensor::from_data(TensorData::from_bytes(bytes, shape, dtype));
-        Ok(of_kind(tensor, placed))
-    }
-
-    fn bytes_in_file(&self, bytes: &[u8]) -> Result<Bytes, ScratchError> {
-        let mut vacated = lock(&self.vacated);
-        let found = vacated.iter().position(|it| it.len() == bytes.len());
-        match found.map(|found| vacated.swap_remove(found)) {
-            Some(mut buffer) => {
-                self.file.overwrite(&mut buffer, bytes)?;
-                Ok(buffer)
-            }
-            None => self.file.buffer(bytes),
-        }
-    }
-
-    /// The file for one step, in which tensors are [moved into memory](Self::in_memory).
-    pub(crate) fn for_step(&self) -> Self {
-        Self {
-            vacated: Vacated::default(),
-            ..self.clone()
-        }
-    }
-
-    /// A copy in memory of a tensor that a step is about to change. Its place in the file is for what the
-    /// step makes of it. One that is not in the file, or large, or has another owner, is left where it is.
-    pub(crate) fn in_memory(&self, tensor: DispatchTensor) -> DispatchTensor {
-        let memory = self.pager.as_ref().map_or(usize::MAX, |it| it.limit);
-        // Asked first: what is found is a second owner.
-        let has_one_owner = tensor.can_mut();
-        let Some(found) = on_flex(&tensor).ok().filter(|_| has_one_owner) else {
-            return tensor;
+        let placed = match tensor.kind {
+            DispatchTensorKind::Flex(BackendTensor::Int(_)) => BackendTensor::Int(placed),
+            DispatchTensorKind::Flex(BackendTensor::Bool(_)) => BackendTensor::Bool(placed),
+            _ => BackendTensor::Float(placed),
         };
-        let bytes = found.bytes();
-        if bytes.len() < PAGE || bytes.len() > memory / PART_IN_MEMORY {
-            return tensor;
-        }
-        let Some(bytes) = self.file.read(bytes) else {
-            return tensor;
-        };
-        let (buffer, layout, dtype) = (found.data_arc(), found.layout().clone(), found.dtype());
-        drop(found);
-        let copy = FlexTensor::new(Bytes::from_bytes_vec(bytes), layout, dtype);
-        let copy = of_kind(tensor, copy);
-        // Nobody else has it.
-        lock(&self.vacated).extend(Arc::into_inner(buffer));
-        copy
+        Ok(DispatchTensor {
+            kind: DispatchTensorKind::Flex(placed),
+            autodiff: tensor.autodiff,
+        })
     }
 
     /// Whether bytes are in the file, or too few for it.
@@ -326,19 +276,6 @@ fn on_flex(tensor: &DispatchTensor) -> Result<FlexTensor, ScratchError> {
         _ => Err(ScratchError::NotOnFlex {
             what: format!("a tensor {:?} on another device", tensor.shape()),
         }),
-    }
-}
-
-/// The primitive as a tensor of the kind of another, which it replaces.
-fn of_kind(tensor: DispatchTensor, primitive: FlexTensor) -> DispatchTensor {
-    let primitive = match tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Int(_)) => BackendTensor::Int(primitive),
-        DispatchTensorKind::Flex(BackendTensor::Bool(_)) => BackendTensor::Bool(primitive),
-        _ => BackendTensor::Float(primitive),
-    };
-    DispatchTensor {
-        kind: DispatchTensorKind::Flex(primitive),
-        autodiff: tensor.autodiff,
     }
 }
 

@@ -15,7 +15,7 @@ use super::space::Place;
 #[derive(Debug)]
 pub(super) struct Pager {
     pub(super) file: Arc<ScratchFile>,
-    pub(super) limit: usize,
+    limit: usize,
     uses: Sender<Use>,
 }
 

@@ -36,21 +36,11 @@ fn loss(layers: &Layers, step: usize) -> Tensor<1> {
     layers.iter().fold(x, run).cast(DType::F32).square().mean()
 }
 
-/// A file, of which this may be in memory.
-fn scratch_with(memory: u64) -> Scratch {
-    let scratch = Scratch::create(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    scratch.with_memory(memory).unwrap()
-}
-
 /// A file, of which next to nothing may be in memory.
 fn scratch() -> Scratch {
-    scratch_with(LITTLE)
+    let scratch = Scratch::create(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    scratch.with_memory(WEIGHT).unwrap()
 }
-
-/// A step computes in the mapping of the file.
-const LITTLE: u64 = WEIGHT;
-/// A step computes in memory, and writes into the file.
-const ENOUGH: u64 = 16 * WEIGHT;
 
 fn through_bytes(record: OptimizerRecord) -> OptimizerRecord {
     OptimizerRecord::from_bytes(record.into_bytes().unwrap()).unwrap()
@@ -59,24 +49,11 @@ fn through_bytes(record: OptimizerRecord) -> OptimizerRecord {
 /// Trains in memory, and in a file: bit for bit the same, and each goes on with the other's record. After a step, the file
 /// has the weights and the states.
 fn trains_the_same<O: InScratch>(name: &str, optimizer: O, dtype: DType, bytes_of_states: u64) {
-    for memory in [LITTLE, ENOUGH] {
-        let name = format!("{name} with {memory} bytes in memory");
-        trains_the_same_with(memory, &name, optimizer.clone(), dtype, bytes_of_states);
-    }
-}
-
-fn trains_the_same_with<O: InScratch>(
-    memory: u64,
-    name: &str,
-    optimizer: O,
-    dtype: DType,
-    bytes_of_states: u64,
-) {
     let model = || match dtype {
         DType::F32 => layers(),
         _ => MixedPrecision::bf16().cast(layers()).unwrap(),
     };
-    let scratch = scratch_with(memory);
+    let scratch = scratch();
     let mut plain = model();
     let mut placed = scratch.place(plain.clone()).unwrap();
     let mut burns = ModuleOptimizer::from(optimizer.clone());
@@ -184,7 +161,7 @@ fn a_group_is_in_a_file() {
 fn sequences_end_the_same() {
     for seed in 0..12 {
         let mut source = Source(seed << 32);
-        let scratch = scratch_with([LITTLE, ENOUGH][seed as usize % 2]);
+        let scratch = scratch();
         let one_pass = || AdamWConfig::new().in_one_pass();
         let model = layers();
         let mut plain = (model.clone(), one_pass().init().with_gradient_release());
