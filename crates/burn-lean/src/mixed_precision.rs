@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::error::{Refused, ReleaseError};
 use crate::groups::check_groups;
 use crate::optimizer::with_value;
-use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths, is_packed, path_text};
 use crate::wide::is_half;
 
 /// Casts a model to bf16 or f16, except for its normalizations, which stay in f32.
@@ -294,9 +294,6 @@ const NORMS: [&str; 5] = [
     "Struct:InstanceNorm",
 ];
 
-/// A weight in four bits, whose scales stay in f32.
-const PACKED: &str = "Struct:Nf4Weight";
-
 /// Burn's modules with tables in f32, which are no parameters: the container, and the table's name.
 const TABLES: [(&str, &str); 2] = [
     ("Struct:RotaryEncoding", "freq_complex"),
@@ -361,10 +358,8 @@ impl PathVisitor for Modules {
     }
 
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        if path
-            .last()
-            .is_some_and(|(_, container)| container == PACKED)
-        {
+        // Its scales stay in f32.
+        if is_packed(path) {
             return;
         }
         let norm = path

@@ -29,6 +29,12 @@ pub(crate) fn is_embedding(path: &[(String, String)]) -> bool {
     container.is_some_and(|container| container.contains("Embedding"))
 }
 
+/// Whether a parameter is a part of a weight that `operations::Nf4` has packed, and not of its adapter.
+pub(crate) fn is_packed(path: &[(String, String)]) -> bool {
+    let container = path.last().map(|(_, container)| container);
+    container.is_some_and(|container| container == "Struct:Nf4Weight")
+}
+
 /// Visits the float parameters of a model with their paths.
 pub(crate) trait PathVisitor {
     /// Called before a field of a module, `path`, is visited.

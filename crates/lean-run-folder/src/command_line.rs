@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Args, Id, Parser};
+use clap::{ArgMatches, Args, Id, Parser};
 
 use crate::exit::note;
 
@@ -44,13 +44,16 @@ pub fn command_line<P: Parser>() -> Result<(P, Vec<String>), ExitCode> {
         let of_options = matches
             .subcommand()
             .map_or(&matches, |(_, matches)| matches);
-        let names = of_options.ids().map(Id::as_str);
-        let was_given =
-            |name: &&str| of_options.value_source(name) == Some(ValueSource::CommandLine);
-        let given = names.filter(was_given).map(String::from).collect();
-        Ok((P::from_arg_matches(&matches)?, given))
+        Ok((P::from_arg_matches(&matches)?, given_options(of_options)))
     };
     read().map_err(|error| usage(&error))
+}
+
+/// The names of the options that were given, and not left at their defaults.
+pub fn given_options(options: &ArgMatches) -> Vec<String> {
+    let names = options.ids().map(Id::as_str);
+    let was_given = |name: &&str| options.value_source(name) == Some(ValueSource::CommandLine);
+    names.filter(was_given).map(String::from).collect()
 }
 
 /// Help and version as clap formats them; an error in one line. The exit code of the program.

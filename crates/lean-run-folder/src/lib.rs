@@ -17,7 +17,7 @@ mod settings;
 
 pub use checkpoints::Checkpoints;
 #[cfg(feature = "clap")]
-pub use command_line::{FolderOptions, command_line};
+pub use command_line::{FolderOptions, command_line, given_options};
 pub use disk::{folder_of, remove, write_json};
 pub use error::{CannotWrite, FolderError, RunError, SettingsError};
 pub use exit::{CANNOT_WRITE, FAILURE, fail, note};

@@ -15,13 +15,12 @@ use anyhow::{Context, Result, ensure};
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::safetensors::Weights;
-use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Id, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use finetune::config::ModelConfig;
 use finetune::model::{self, Batch, Decoder};
 use finetune::settings::{How, MAY_CHANGE, Settings};
 use finetune::train::{PARTS, Training};
-use lean_run_folder::{Checkpoints, RunFolder, fail, identity, resumed};
+use lean_run_folder::{Checkpoints, RunFolder, fail, given_options, identity, resumed};
 use lean_text::{Order, Text, read, tokenizer};
 use peak_alloc::PeakAlloc;
 
@@ -49,11 +48,9 @@ struct Options {
 
 fn main() -> ExitCode {
     let matches = Options::command().get_matches();
-    let was_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
-    let names = matches.ids().map(Id::as_str).filter(was_given);
-    let given: Vec<_> = names.map(str::to_owned).collect();
     let options = Options::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    run(options, &given).map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
+    run(options, &given_options(&matches))
+        .map_or_else(|error| fail(&*error), |()| ExitCode::SUCCESS)
 }
 
 fn run(options: Options, given: &[String]) -> Result<()> {

@@ -44,10 +44,11 @@ pub fn adapted_linear<const D: usize>(
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let weight = LinearWeight::from(weight);
-    match (weight.value, weight.frozen) {
-        (None, Some(frozen)) => over_frozen(input, frozen, weight.factors, bias),
-        (value, _) => linear(input, value.expect("there is one of them"), bias),
+    match LinearWeight::from(weight) {
+        LinearWeight {
+            value: Some(value), ..
+        } => linear(input, value, bias),
+        frozen => over_frozen(input, frozen, bias),
     }
 }
 
@@ -108,18 +109,13 @@ impl Factors {
 
 fn over_frozen<const D: usize>(
     input: Tensor<D>,
-    base: Weight,
-    factors: Option<([Tensor<2>; 2], f64)>,
+    weight: LinearWeight,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let (factors, scale) = factors.unzip();
-    let [a, b] = factors.map_or([None, None], |factors| factors.map(Some));
-    let operands = [
-        Some(input.into_dispatch()),
-        a.map(Tensor::into_dispatch),
-        b.map(Tensor::into_dispatch),
-        bias.map(Tensor::into_dispatch),
-    ];
+    let ([_, a, b], base, scale) = weight.into_operands();
+    let base = base.expect("what is no operand is frozen");
+    let (input, bias) = (input.into_dispatch(), bias.map(Tensor::into_dispatch));
+    let operands = [Some(input), a, b, bias];
     apply(operands, |mut operands: Operands<4>| {
         let [wants_a, wants_b] = [A, B].map(|at| operands.wants(at));
         let input = operands.take::<D>(INPUT);

@@ -39,7 +39,7 @@ pub use linear::linear;
 pub use lora::adapted_linear;
 pub use nf4::{Nf4, Nf4State, Nf4Weight, PackError};
 #[cfg(feature = "safetensors")]
-pub(crate) use nf4::{PackedWeights, is_piece, packed_weights};
+pub(crate) use nf4::{PackedWeights, packed_weights};
 pub use norm::{group_norm, layer_norm, rms_norm};
 pub use rotary::rotary_encoding;
 pub use weight::LinearWeight;

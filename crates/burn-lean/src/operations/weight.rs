@@ -8,13 +8,10 @@ use burn::tensor::{DType, Tensor};
 
 use super::chunks::chunks;
 use super::linear::{assert_fits, product};
-use super::nf4::{Nf4Weight, Packed};
+use super::nf4::{Nf4Weight, PART_BYTES, Packed};
 use super::product::{Before, filled, matmul, onto_bias, product_into, product_over};
 use crate::backend::{is_on_flex, plain};
 use crate::wide::{is_half, wide, widened};
-
-/// How much of a weight is unpacked or cast at once, in f32.
-const PART_BYTES: usize = 4 << 20;
 
 /// The weight of a linear layer, as operations take it: a tensor, or a parameter. That may be
 /// [packed](super::Nf4) or quantized, or have an [adapter](LoraAdapter), whose sum with it is not made.

@@ -64,7 +64,7 @@ pub(super) fn check_floats<M: Module>(model: &M) -> Result<(), SafetensorsError>
     impl Others {
         fn find(&mut self, dtype: &'static str) {
             #[cfg(feature = "operations")]
-            if crate::operations::is_piece(&self.path) {
+            if crate::path::is_packed(&self.path) {
                 return;
             }
             self.found = Some((path_text(&self.path), dtype));

@@ -30,12 +30,16 @@ struct QuantState {
     nested_offset: Option<f64>,
 }
 
+/// The names of packed weights among tensors, and how each is packed.
+fn packed_in(tensors: &BTreeMap<String, Stored>) -> impl Iterator<Item = (&str, &str)> {
+    tensors
+        .keys()
+        .filter_map(|name| name.split_once(QUANT_STATE))
+}
+
 /// A packed weight among tensors, for which a dense one is asked.
 pub(super) fn refuse_packed(tensors: &BTreeMap<String, Stored>) -> Result<(), SafetensorsError> {
-    let mut packed = tensors
-        .keys()
-        .filter_map(|name| name.split_once(QUANT_STATE));
-    match packed.next() {
+    match packed_in(tensors).next() {
         Some((name, _)) => Err(wrong(name, "it is packed: `load_nf4` reads it")),
         None => Ok(()),
     }
@@ -45,10 +49,7 @@ pub(super) fn refuse_packed(tensors: &BTreeMap<String, Stored>) -> Result<(), Sa
 pub(super) fn take_states(
     tensors: &mut BTreeMap<String, Stored>,
 ) -> Result<BTreeMap<String, Nf4State>, SafetensorsError> {
-    let packed = tensors
-        .keys()
-        .filter_map(|name| name.split_once(QUANT_STATE));
-    let packed: Vec<_> = packed
+    let packed: Vec<_> = packed_in(tensors)
         .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
         .collect();
     let mut states = BTreeMap::new();

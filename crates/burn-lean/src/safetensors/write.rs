@@ -16,12 +16,12 @@ use super::names::{Piece, Place, check_floats};
 #[cfg(feature = "operations")]
 use super::nf4;
 #[cfg(feature = "operations")]
-use crate::operations::{PackedWeights, is_piece, packed_weights};
+use crate::operations::{PackedWeights, packed_weights};
 #[cfg(feature = "optim")]
 use crate::optimizer::{MasterWeights, ReleaseOptimizer};
-#[cfg(feature = "operations")]
-use crate::path::path_text;
 use crate::path::{Path, PathVisitor, WithPaths};
+#[cfg(feature = "operations")]
+use crate::path::{is_packed, path_text};
 
 /// Writes the parameters of a model into a file. If this fails, the file is as it was before.
 ///
@@ -69,7 +69,8 @@ pub fn save_master_weights<M: Module>(
 /// The values of a model whose weights may be packed.
 #[cfg(feature = "operations")]
 fn with_packed<M: Module, V>(model: &M, values: V) -> Result<WithPacked<V>, SafetensorsError> {
-    WithPacked::new(model, values)
+    let packed = packed_weights(model).map_err(|(path, reason)| nf4::wrong(&path, reason))?;
+    Ok(WithPacked { values, packed })
 }
 
 #[cfg(not(feature = "operations"))]
@@ -126,14 +127,6 @@ struct WithPacked<V> {
 }
 
 #[cfg(feature = "operations")]
-impl<V> WithPacked<V> {
-    fn new<M: Module>(model: &M, values: V) -> Result<Self, SafetensorsError> {
-        let packed = packed_weights(model).map_err(|(path, reason)| nf4::wrong(&path, reason))?;
-        Ok(Self { values, packed })
-    }
-}
-
-#[cfg(feature = "operations")]
 impl<V: Values> Values for WithPacked<V> {
     fn take<const D: usize>(
         &mut self,
@@ -145,7 +138,7 @@ impl<V: Values> Values for WithPacked<V> {
     }
 
     fn pieces(&self, path: &Path, name: &str) -> Option<Vec<Piece>> {
-        if is_piece(path) {
+        if is_packed(path) {
             return Some(Vec::new());
         }
         let (packed, dtype) = self.packed.get(&path_text(path))?;

@@ -20,10 +20,10 @@ use crate::path::{Path, PathVisitor, WithPaths, path_text};
 #[cfg(feature = "scratch")]
 use crate::scratch::{Scratch, ScratchError};
 
-pub(crate) use packed::Packed;
+pub(crate) use packed::{PART_BYTES, Packed};
 pub use state::Nf4State;
 #[cfg(feature = "safetensors")]
-pub(crate) use weights::{PackedWeights, is_piece, packed_weights};
+pub(crate) use weights::{PackedWeights, packed_weights};
 
 /// Packs frozen weights into four bits: NF4 with double quantization, of [QLoRA: Efficient Finetuning of
 /// Quantized LLMs](https://arxiv.org/abs/2305.14314), in 4.127 bits a number on each backend. The bits are

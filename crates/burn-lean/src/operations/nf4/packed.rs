@@ -15,8 +15,8 @@ use crate::operations::flex;
 /// Numbers of a [`BLOCK`]th of what is packed at a time, at least.
 const NUMBERS_AT_ONCE: usize = 1 << 10;
 
-/// How much is unpacked at once where only some of it is needed.
-const PART_BYTES: usize = 4 << 20;
+/// How much of a weight is unpacked or cast at once, in f32.
+pub(crate) const PART_BYTES: usize = 4 << 20;
 
 /// A weight in four bits, without autodiff. It is stored as a matrix `[rows, width]`, row after row.
 #[derive(Clone, Debug)]

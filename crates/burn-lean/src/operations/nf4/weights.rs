@@ -6,16 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Int, Tensor};
 
 use super::packed::Packed;
-use crate::path::{Path, path_text};
-
-/// The container of what a packed weight is made of.
-const PACKED: &str = "Struct:Nf4Weight";
-
-/// Whether a parameter is a part of a packed weight, and not of its adapter.
-pub(crate) fn is_piece(path: &Path) -> bool {
-    path.last()
-        .is_some_and(|(_, container)| container == PACKED)
-}
+use crate::path::{Path, is_packed, path_text};
 
 /// Packed weights by their paths, with the type that each had.
 pub(crate) type PackedWeights = BTreeMap<String, (Packed, DType)>;
@@ -91,7 +82,7 @@ impl ModuleVisitor for Find {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if is_piece(&self.path) {
+        if is_packed(&self.path) {
             // Of rank one.
             self.add(Tensor::from_dispatch(param.base().inner().into_dispatch()));
         } else if self.path.iter().any(|(name, _)| name == "nf4") {
@@ -106,7 +97,7 @@ impl ModuleVisitor for Find {
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if is_piece(&self.path) {
+        if is_packed(&self.path) {
             // Of rank one.
             let words = param.val().inner().into_dispatch();
             self.words.push(Tensor::from_dispatch(words));
