@@ -5,13 +5,15 @@ use std::ops::Range;
 use burn::backend::DispatchTensor;
 use burn::module::{LoraAdapter, Param};
 use burn::tensor::{DType, Tensor};
+use lean_arithmetic::nf4::BLOCK;
 
-use super::chunks::chunks;
+use super::chunks::chunks_of;
 use super::linear::{assert_fits, product};
 use super::nf4::{Nf4Weight, PART_BYTES, Packed};
-use super::product::{Before, filled, matmul, onto_bias, product_into, product_over};
+use super::product::{filled, matmul, product_over};
+use super::threads::{in_parallel, threads};
 use crate::backend::{is_on_flex, plain};
-use crate::wide::{is_half, wide, widened};
+use crate::wide::{wide, widened};
 
 /// The weight of a linear layer, as operations take it: a tensor, or a parameter. That may be
 /// [packed](super::Nf4) or quantized, or have an [adapter](LoraAdapter), whose sum with it is not made.
@@ -156,25 +158,13 @@ impl Weight {
             return product(input, weight, bias);
         }
         let ([rows, _], [_, d_output]) = (input.dims(), self.dims());
-        if is_half(dtype) {
-            // Rounded once.
-            let (input, bias) = (widened(input), bias.map(widened));
-            let output = filled([rows, d_output], dtype, &input);
-            let mut part = None;
-            return self.parts().fold(output, |output, columns| {
-                let at = [0..rows, columns.clone()];
-                let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
-                let weights = self.columns(weight.as_ref(), columns, wide(dtype), &mut part);
-                let product = product(input.clone(), weights, bias).cast(dtype);
-                output.slice_assign(at, product)
-            });
-        }
-        let (output, before) = onto_bias(bias, [rows, d_output], &input);
-        let mut part = None;
-        self.parts().fold(output, |output, columns| {
-            let at = [0..rows, columns.clone()];
-            let weights = self.columns(weight.as_ref(), columns, dtype, &mut part);
-            product_into(output, at, before, input.clone(), weights)
+        // Rounded once.
+        let (input, bias) = (widened(input), bias.map(widened));
+        let output = filled([rows, d_output], dtype, &input);
+        by_parts(output, self.parts(1), |columns| {
+            let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
+            let weights = self.columns(weight.as_ref(), columns, wide(dtype));
+            product(input.clone(), weights, bias)
         })
     }
 
@@ -184,8 +174,6 @@ impl Weight {
         let dtype = grad.dtype();
         let ([rows, _], [d_input, _]) = (grad.dims(), self.dims());
         let weight = self.whole();
-        // In f32, if the result is rounded.
-        let over = over.filter(|over| over.dtype() == wide(dtype));
         if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
             let weight = weight.transpose();
             return match over {
@@ -193,20 +181,15 @@ impl Weight {
                 None => matmul(grad, weight),
             };
         }
-        let output = over.unwrap_or_else(|| filled([rows, d_input], wide(dtype), &grad));
-        let all = [0..rows, 0..d_input];
-        let (mut before, mut part) = (Before::Anything, None);
-        let sum = self.parts().fold(output, |output, columns| {
-            let grad = grad
-                .clone()
-                .slice([0..rows, columns.clone()])
-                .cast(wide(dtype));
-            let weights = self.columns(weight.as_ref(), columns, wide(dtype), &mut part);
-            let sum = product_into(output, all.clone(), before, grad, weights.transpose());
-            before = Before::Sum;
-            sum
-        });
-        sum.cast(dtype)
+        let grad = widened(grad);
+        let output = over.unwrap_or_else(|| filled([rows, d_input], dtype, &grad));
+        by_parts(output, self.parts(0), |part| {
+            let weights = match &weight {
+                Some(weight) => weight.clone().slice_dim(0, part),
+                None => self.rows(part, wide(dtype)),
+            };
+            matmul(grad.clone(), weights.cast(wide(dtype)).transpose())
+        })
     }
 
     /// Whether a tensor of a type is multiplied by the weight as it is: nothing is unpacked or cast.
@@ -240,30 +223,46 @@ impl Weight {
         }
     }
 
-    /// Columns of the weight, which is `whole` if there is one. `part` has those of before, and gets these.
-    fn columns(
-        &self,
-        whole: Option<&Tensor<2>>,
-        columns: Range<usize>,
-        dtype: DType,
-        part: &mut Option<Tensor<2>>,
-    ) -> Tensor<2> {
+    /// Columns of the weight, which is `whole` if there is one.
+    fn columns(&self, whole: Option<&Tensor<2>>, columns: Range<usize>, dtype: DType) -> Tensor<2> {
         let weights = match (self, whole) {
             (_, Some(whole)) => whole.clone().slice_dim(1, columns),
-            (Self::Packed(packed), None) => {
-                let rows = packed.rows(columns, part.take());
-                part.insert(rows).clone().transpose()
-            }
+            (Self::Packed(packed), None) => packed.rows_transposed(columns),
             (Self::Tensor(_), None) => unreachable!("only what is packed has no whole"),
         };
         weights.cast(dtype)
     }
 
-    /// Columns that are unpacked or cast at once.
-    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let [d_input, d_output] = self.dims();
-        chunks(d_output, 4 * d_input, PART_BYTES)
+    /// Parts of an axis that are unpacked or cast at once.
+    fn parts(&self, axis: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let dims = self.dims();
+        let at_once = PART_BYTES / (4 * dims[1 - axis]).max(1);
+        let multiple = match self {
+            // Parts of blocks are slower.
+            Self::Packed(_) => BLOCK,
+            // Products of fewer are slower.
+            Self::Tensor(_) => 16,
+        };
+        chunks_of(dims[axis], at_once.next_multiple_of(multiple))
     }
+}
+
+/// Writes columns of a product into `output`, some of them at once; they are rounded to its type.
+fn by_parts(
+    output: Tensor<2>,
+    parts: impl Iterator<Item = Range<usize>>,
+    product: impl Fn(Range<usize>) -> Tensor<2> + Sync,
+) -> Tensor<2> {
+    let ([rows, _], dtype) = (output.dims(), output.dtype());
+    let parts: Vec<_> = parts.collect();
+    let at_once = threads(&output);
+    parts.chunks(at_once).fold(output, |output, parts| {
+        let products = in_parallel(parts, |part| product(part.clone()).cast(dtype));
+        let parts = parts.iter().zip(products);
+        parts.fold(output, |output, (columns, product)| {
+            output.slice_assign([0..rows, columns.clone()], product)
+        })
+    })
 }
 
 fn is_quantized(weight: &Tensor<2>) -> bool {

@@ -186,8 +186,10 @@ pub fn unpack(
         let (numbers, rest) = into.split_at_mut(end - at);
         into = rest;
         if is_whole {
-            let scale_of = |of| if of < whole { scale(block + of) } else { 0.0 };
-            let scales: [f32; BLOCKS] = std::array::from_fn(scale_of);
+            let mut scales = [0.0; BLOCKS];
+            for (of, of_block) in scales[..whole].iter_mut().enumerate() {
+                *of_block = scale(block + of);
+            }
             unpack_blocks(&words[at / WORD..end / WORD], &scales[..whole], numbers);
         } else {
             let values = values(scale(block));
@@ -196,6 +198,44 @@ pub fn unpack(
             }
         }
         at = end;
+    }
+}
+
+/// Unpacks rows and columns of a matrix of this width, column after column. As [`unpack`].
+pub fn unpack_transposed(
+    words: &[i32],
+    width: usize,
+    [rows, columns]: [Range<usize>; 2],
+    scale: impl Fn(usize) -> f32,
+    into: &mut [f32],
+) {
+    /// As many numbers as a line of a cache has: each is written once.
+    const ROWS: usize = 16;
+    const COLUMNS: usize = 8 * BLOCK;
+    /// Longer than a row, as lines at a distance of a power of two push each other out of a cache.
+    const STRIDE: usize = COLUMNS + ROWS;
+    let mut tile = [0.0; ROWS * STRIDE];
+    for first in columns.clone().step_by(COLUMNS) {
+        let count = COLUMNS.min(columns.end - first);
+        for first_row in rows.clone().step_by(ROWS) {
+            let height = ROWS.min(rows.end - first_row);
+            for (row, tile) in tile.chunks_mut(STRIDE).take(height).enumerate() {
+                let start = (first_row + row) * width + first;
+                unpack(words, start..start + count, &scale, &mut tile[..count]);
+            }
+            let into = into[(first - columns.start) * rows.len()..].chunks_mut(rows.len());
+            for (column, into) in into.take(count).enumerate() {
+                let into = &mut into[first_row - rows.start..];
+                let number = |row: usize| tile[row * STRIDE + column];
+                match into.first_chunk_mut::<ROWS>() {
+                    Some(line) if height == ROWS => *line = std::array::from_fn(number),
+                    _ => {
+                        let numbers = into.iter_mut().take(height).enumerate();
+                        numbers.for_each(|(row, into)| *into = number(row));
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -271,6 +311,37 @@ mod tests {
         for (found, expected) in found.iter().zip(&numbers[501..]) {
             // Half of the widest step between two codes, and the rounding of the scale.
             assert!((found - expected).abs() < 0.16, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn columns_are_those_of_the_rows() {
+        // Rows that begin within a block, and more of them than are unpacked at once.
+        for (rows, columns, width) in [
+            (3..40, 0..64, 64),
+            (1..19, 5..90, 100),
+            (0..2, 64..700, 700),
+        ] {
+            let count = 40 * width;
+            let packed = pack(&Vec::from_iter(
+                (0..count).map(|at| (at as f32 * 0.37).sin()),
+            ));
+            let words = words(&packed.numbers);
+            let scale = |block: usize| 1.0 + block as f32;
+            let mut transposed = vec![f32::NAN; rows.len() * columns.len()];
+            let part = [rows.clone(), columns.clone()];
+            unpack_transposed(&words, width, part, scale, &mut transposed);
+            let mut row = vec![0.0; columns.len()];
+            for (at, first) in rows.clone().map(|row| row * width).enumerate() {
+                unpack(
+                    &words,
+                    first + columns.start..first + columns.end,
+                    scale,
+                    &mut row,
+                );
+                let found = transposed.iter().skip(at).step_by(rows.len());
+                assert!(found.eq(&row), "row {at} of {rows:?}");
+            }
         }
     }
 }

@@ -74,9 +74,9 @@ impl Kept {
     #[cfg(feature = "flex")]
     fn over_slices(&self) -> Option<flex::Settings> {
         let options = &self.options;
-        let has_slices = [&self.query, &self.key, &self.value].map(flex::has_slices);
+        let are_attended = [&self.query, &self.key, &self.value].map(flex::is_attended);
         let is_empty = self.shape.time == 0 || self.shape.key_time == 0;
-        if has_slices.contains(&false)
+        if are_attended.contains(&false)
             || is_empty
             || options.softcap.is_some()
             || options.bias.is_some()
@@ -367,7 +367,7 @@ impl Operation<4> for Kept {
         let dtype = self.query.dtype();
         let grad = grad.tensor::<4>().swap_dims(1, 2);
         #[cfg(feature = "flex")]
-        if flex::has_slices(&grad)
+        if flex::is_attended(&grad)
             && let Some(settings) = self.over_slices()
         {
             self.drop = None;

@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::tensor::{Bool, Shape, Tensor};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{Bool, DType, FloatDType, Shape, Tensor, bf16, f16};
 use lean_arithmetic::slices::{Softmax, drop_part};
 
 use super::super::attention::shape::Dimensions;
@@ -44,15 +45,15 @@ pub(in super::super) struct Settings {
 
 /// The attended values: `[batch, time, heads, size]`, as the query, the key and the value are.
 pub(in super::super) fn attention(settings: Settings, operands: [Tensor<4>; 3]) -> Tensor<4> {
-    let at_once = 4 * threads(&operands[0]);
+    let (at_once, dtype) = (4 * threads(&operands[0]), operands[0].dtype());
     let heads = Heads::new(settings, operands.map(unflipped));
     let Heads { dims, .. } = &heads;
-    let mut output = zeros(&Shape::new([
-        dims.batch,
-        dims.time,
-        dims.heads,
-        dims.value_size,
-    ]));
+    let shape = Shape::new([dims.batch, dims.time, dims.heads, dims.value_size]);
+    let mut output = match dtype {
+        DType::F16 => FlexTensor::filled_typed(shape, dtype, f16::ZERO),
+        DType::BF16 => FlexTensor::filled_typed(shape, dtype, bf16::ZERO),
+        _ => zeros(&shape),
+    };
     for groups in heads.groups().chunks(heads.at_once(at_once)) {
         let outputs = in_parallel(groups, |group| heads.outputs(group));
         for (group, outputs) in groups.iter().zip(outputs) {
@@ -187,10 +188,17 @@ impl Heads {
         chunks_of(time, rows)
     }
 
-    fn weights(&self, batch: usize, head: usize, key_head: usize, rows: &Range<usize>) -> Weights {
+    /// The key and the value of a group.
+    fn keys_and_values(&self, group: &Group) -> [FlexTensor; 2] {
+        [&self.key, &self.value]
+            .map(|tensor| part(tensor, group.batch, 0..self.dims.key_time, group.key_head))
+    }
+
+    /// `key` is that of the group.
+    fn weights(&self, batch: usize, head: usize, key: &FlexTensor, rows: &Range<usize>) -> Weights {
         let keys = self.visible.keys(batch..batch + 1, rows.clone());
         let query = self.scaled_query(batch, head, rows);
-        let key = part(&self.key, batch, keys.clone(), key_head);
+        let key = rows_of(key, &keys);
         let mut weights = vec![0.0; rows.len() * keys.len()];
         let query_rows = Matrix::new(&query, [rows.len(), self.dims.head_size]);
         multiply(
@@ -283,12 +291,11 @@ impl Heads {
 
     /// `[time, value size]` of each head of a group.
     fn outputs(&self, group: &Group) -> Vec<f32> {
-        let Group {
-            batch, key_head, ..
-        } = *group;
+        let Group { batch, .. } = *group;
         let Dimensions {
             time, value_size, ..
         } = self.dims;
+        let [key, value] = self.keys_and_values(group);
         let mut outputs = vec![0.0; group.heads.len() * time * value_size];
         for (head, outputs) in group
             .heads
@@ -298,9 +305,9 @@ impl Heads {
             for rows in self.tiles() {
                 let Weights {
                     mut weights, keys, ..
-                } = self.weights(batch, head, key_head, &rows);
+                } = self.weights(batch, head, &key, &rows);
                 self.drop(&mut weights, [batch, head], &rows, &keys);
-                let value = part(&self.value, batch, keys.clone(), key_head);
+                let value = rows_of(&value, &keys);
                 let outputs = &mut outputs[rows.start * value_size..rows.end * value_size];
                 write_rows(
                     outputs,
@@ -315,9 +322,8 @@ impl Heads {
     /// The gradients of a group: of each of its queries, of its key and of its value. Those that
     /// are not wanted are empty.
     fn gradients(&self, group: &Group, grad: &FlexTensor, wants: [bool; 3]) -> [Vec<f32>; 3] {
-        let Group {
-            batch, key_head, ..
-        } = *group;
+        let Group { batch, .. } = *group;
+        let [all_keys, all_values] = self.keys_and_values(group);
         let Dimensions {
             time,
             key_time,
@@ -338,10 +344,10 @@ impl Heads {
                     query,
                     mut weights,
                     keys,
-                } = self.weights(batch, head, key_head, &rows);
+                } = self.weights(batch, head, &all_keys, &rows);
                 let grad = part(grad, batch, rows.clone(), head);
                 let grad = Matrix::of(&grad);
-                let value = part(&self.value, batch, keys.clone(), key_head);
+                let value = rows_of(&all_values, &keys);
                 let dims = [rows.len(), keys.len()];
                 let mut of_scores = vec![0.0; weights.len()];
                 multiply(
@@ -367,7 +373,7 @@ impl Heads {
                     multiply(of_key, size, Before::Sum, of_scores.transposed(), query);
                 }
                 if wants[0] {
-                    let key = part(&self.key, batch, keys, key_head);
+                    let key = rows_of(&all_keys, &keys);
                     let first = (at * time + rows.start) * size;
                     let of_query = &mut of_query[first..first + rows.len() * size];
                     write_rows(of_query, of_scores, Matrix::of(&key));
@@ -379,11 +385,16 @@ impl Heads {
     }
 }
 
-/// `[1, 1, rows, size]` of a tensor `[batch, time, heads, size]`.
+/// `[1, 1, rows, size]` of a tensor `[batch, time, heads, size]`, in f32.
 fn part(tensor: &FlexTensor, batch: usize, rows: Range<usize>, head: usize) -> FlexTensor {
     let part = tensor.narrow(0, batch, 1).narrow(2, head, 1);
-    part.narrow(1, rows.start, rows.len())
-        .permute(&[0, 2, 1, 3])
+    let part = part.narrow(1, rows.start, rows.len());
+    Flex::float_cast(part.permute(&[0, 2, 1, 3]), FloatDType::F32)
+}
+
+/// Rows of a [`part`].
+fn rows_of(part: &FlexTensor, rows: &Range<usize>) -> FlexTensor {
+    part.narrow(2, rows.start, rows.len())
 }
 
 /// How many products for one row are added up one after the other.
@@ -406,22 +417,40 @@ fn write_rows(output: &mut [f32], lhs: Matrix<'_>, rhs: Matrix<'_>) {
     }
 }
 
-/// Writes `[time, size]` of each head of a group into `[batch, time, heads, size]`. Rows that are
-/// missing are zero; if all are, nothing is written.
+/// Writes `[time, size]` of each head of a group into `[batch, time, heads, size]`, rounded to its type. Rows
+/// that are missing are zero; if all are, nothing is written.
 fn write(tensor: &mut FlexTensor, group: &Group, numbers: &[f32]) {
     if numbers.is_empty() {
         return;
     }
     let [_, time, heads, size] = tensor.layout().shape().dims();
-    let all = tensor.storage_mut::<f32>();
+    let dims = [time, heads, size];
+    match tensor.dtype() {
+        DType::F16 => write_as(tensor.storage_mut(), dims, group, numbers, f16::from_f32),
+        DType::BF16 => write_as(tensor.storage_mut(), dims, group, numbers, bf16::from_f32),
+        _ => write_as(tensor.storage_mut(), dims, group, numbers, |number| number),
+    }
+}
+
+fn write_as<E>(
+    all: &mut [E],
+    [time, heads, size]: [usize; 3],
+    group: &Group,
+    numbers: &[f32],
+    rounded: impl Fn(f32) -> E,
+) {
     let of_head = numbers.len() / group.heads.len();
     for (head, numbers) in group.heads.clone().zip(numbers.chunks_exact(of_head)) {
         let first = (group.batch * time * heads + head) * size;
         let mut rows = numbers.chunks_exact(size);
         for row in all[first..].chunks_mut(heads * size).take(time) {
-            match rows.next() {
-                Some(numbers) => row[..size].copy_from_slice(numbers),
-                None => row[..size].fill(0.0),
+            let row = &mut row[..size];
+            let Some(numbers) = rows.next() else {
+                row.fill_with(|| rounded(0.0));
+                continue;
+            };
+            for (element, number) in row.iter_mut().zip(numbers) {
+                *element = rounded(*number);
             }
         }
     }

@@ -13,6 +13,7 @@ use lean_arithmetic::slices::{self, Activation, LayerNorm, Softmax};
 
 use super::threads::each;
 use crate::backend::is_on_flex;
+use crate::wide::wide;
 
 pub(super) use attention::{Settings, attention, attention_backward};
 pub(super) use hidden::{PackedMask, drop_with, hidden_block, pack_block};
@@ -28,6 +29,11 @@ const CHUNK: usize = 32 << 10;
 /// Whether the functions of this file can compute with the tensor.
 pub(super) fn has_slices<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && is_on_flex(tensor)
+}
+
+/// Whether [`attention`] can compute with the tensor.
+pub(super) fn is_attended<const D: usize>(tensor: &Tensor<D>) -> bool {
+    is_on_flex(tensor) && wide(tensor.dtype()) == DType::F32
 }
 
 /// The function of each element, in place if nothing else holds the tensor.

@@ -8,14 +8,15 @@ use lean_arithmetic::nf4;
 use super::{CHUNK, FlexTensor, each, floats, own, read, tensor, zeros};
 use burn::backend::Flex;
 
-/// Rows and columns of a matrix of this width, written over `scratch` if it has their shape. `of_scales` has
-/// the scales of scales, and their mean at last.
+/// Rows and columns of a matrix of this width, or the columns as rows; written over `scratch` if it has their
+/// shape. `of_scales` has the scales of scales, and their mean at last.
 pub(in crate::operations) fn unpack(
     numbers: &Tensor<1, Int>,
     scales: &Tensor<1, Int>,
     of_scales: &Tensor<1>,
     width: usize,
     [rows, columns]: [Range<usize>; 2],
+    is_transposed: bool,
     scratch: Option<Tensor<2>>,
 ) -> Tensor<2> {
     let [numbers, scales] = [numbers, scales].map(|words| ints(words.clone()));
@@ -26,23 +27,35 @@ pub(in crate::operations) fn unpack(
         let code = scales[block / 4].to_le_bytes()[block % 4];
         nf4::scale(code, of_scales[block / nf4::SCALES], *mean)
     };
-    let (count, length) = (rows.len(), columns.len().max(1));
-    let mut output = match scratch.filter(|scratch| scratch.dims() == [count, columns.len()]) {
+    let dims = match is_transposed {
+        true => [columns.len(), rows.len()],
+        false => [rows.len(), columns.len()],
+    };
+    let mut output = match scratch.filter(|scratch| scratch.dims() == dims) {
         // Memory that the system has to clear takes longer than what is written there.
         Some(scratch) => own(scratch),
-        None => zeros(&Shape::new([count, columns.len()])),
+        None => zeros(&Shape::new(dims)),
     };
-    let at_once = (CHUNK / length).max(1);
+    let mut at_once = (CHUNK / dims[1].max(1)).max(1);
+    if is_transposed {
+        at_once = at_once.next_multiple_of(nf4::BLOCK);
+    }
+    let chunks = output.storage_mut().chunks_mut(at_once * dims[1].max(1));
+    let chunks = chunks.enumerate().collect();
+    if is_transposed {
+        each(chunks, |(at, output): (usize, &mut [f32])| {
+            let first = columns.start + at * at_once;
+            let part = first..columns.end.min(first + at_once);
+            nf4::unpack_transposed(numbers, width, [rows.clone(), part], scale, output);
+        });
+        return tensor(output);
+    }
     // Whole rows follow each other.
     let run = match columns.len() == width {
-        true => at_once * length,
-        false => length,
+        true => at_once * dims[1],
+        false => dims[1],
     };
-    let chunks = output
-        .storage_mut()
-        .chunks_mut(at_once * length)
-        .enumerate();
-    each(chunks.collect(), |(at, output): (usize, &mut [f32])| {
+    each(chunks, |(at, output): (usize, &mut [f32])| {
         for (row, output) in output.chunks_mut(run).enumerate() {
             let start = (rows.start + at * at_once + row) * width + columns.start;
             nf4::unpack(numbers, start..start + output.len(), scale, output);
