@@ -25,12 +25,12 @@ pack() {
     cargo build --release --locked -p benchmarks --no-default-features --features "${FEATURES:-wgpu,cuda,fusion,autotune}"
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    mkdir -p "$work/$name"/{lib,wheels}
+    mkdir -p "$work/$name/lib"
     cp "${CARGO_TARGET_DIR:-target}/release/benchmarks" "$here/gpu.sh" "$work/$name/"
     strip "$work/$name/benchmarks" || echo "not stripped: there is no strip" >&2
-    # optimi is pure Python. PyTorch is too large to pack: the GPU machine has to have it.
-    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/$name/wheels" \
-        torch-optimi || echo "without optimi: pip cannot fetch it" >&2
+    # These are pure Python. PyTorch is too large to pack: the GPU machine has to have it.
+    python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$work/$name/python" \
+        torch-optimi flashoptim || echo "without optimi and FlashOptim: pip cannot fetch them" >&2
     # A machine with a Vulkan driver may lack the loader, and what NVIDIA's driver links to.
     local library path
     for library in libvulkan.so.1 libX11.so.6 libXext.so.6 libxcb.so.1 libXau.so.6 libXdmcp.so.6 libbsd.so.0 libmd.so.0; do
@@ -119,7 +119,7 @@ find_drivers() {
 }
 
 run() {
-    local folder=$1 each=${SECONDS_A_RUN:-120} wheel
+    local folder=$1 each=${SECONDS_A_RUN:-120}
     end=$((SECONDS + ${SECONDS_IN_ALL:-570}))
     read -ra suite <<<"${SUITE:-}"
     [[ -x $here/benchmarks ]] || fail "$here has no program: unpack the file of '$0 pack', and run the script in it"
@@ -130,10 +130,7 @@ run() {
     find_python
     find_drivers
     find_cuda
-    for wheel in "$here"/wheels/*.whl; do
-        # Python imports a wheel of pure Python without installation.
-        [[ -e $wheel ]] && export PYTHONPATH=$wheel${PYTHONPATH:+:$PYTHONPATH}
-    done
+    export PYTHONPATH=$here/python${PYTHONPATH:+:$PYTHONPATH}
     # Without it Mesa's drivers print a warning for every adapter.
     export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$work}
     # The processes share compiled kernels and the results of the autotuner. Both versions of Burn read a file of this name,
@@ -152,9 +149,9 @@ run() {
         on 0.22 wgpu-first "$each" --backend wgpu "${first[@]}" || true
     fi
     on 0.22 "$backend-small" "$each" --backend "$backend" --preset small --part vit --batch-size 1,8 --checkpointing none,blocks \
-        --operations default,lean --pools default,size-match --python "$python" --pytorch foreach,hook,torchao-8bit,hook-checkpoint || true
+        --operations default,lean --pools default,size-match --python "$python" --pytorch foreach,hook,torchao-8bit,hook-checkpoint,flashoptim-checkpoint || true
     on 0.22 "$backend-large" "$each" --backend "$backend" --preset large --part vit,gpt --batch-size 1 --checkpointing none,blocks \
-        --pools default,size-match --python "$python" --pytorch foreach,hook || true
+        --pools default,size-match --python "$python" --pytorch foreach,hook,hook-checkpoint,flashoptim,flashoptim-checkpoint || true
     on 0.22 "$backend-states" "$each" --backend "$backend" --preset large --part vit --batch-size 1 --mode release \
         --checkpointing blocks --operations lean --optimizer adamw-one-pass,adamw-8bit,adamw-five-bytes --pools size-match \
         --no-pytorch || true

@@ -1,4 +1,4 @@
-"""Adam and AdamW in PyTorch, with and without gradients released in the backward pass, and in 8 bits."""
+"""Adam and AdamW in PyTorch, with and without gradients released in the backward pass, and in small types."""
 
 from functools import partial
 
@@ -11,9 +11,9 @@ OPTIMIZERS = {
 }
 
 
-def optimizer_of(package, kind, suffix=""):
-    name, defaults = OPTIMIZERS[kind]
-    return partial(getattr(package, name + suffix), **defaults)
+def optimizer_of(package, kind, name="{}"):
+    of_torch, defaults = OPTIMIZERS[kind]
+    return partial(getattr(package, name.format(of_torch)), **defaults)
 
 
 class Plain:
@@ -85,7 +85,19 @@ class Torchao8bit(Plain):
     def __init__(self, model, kind, lr):
         import torchao.optim
 
-        self.optimizer = optimizer_of(torchao.optim, kind, "8bit")(model.parameters(), lr=lr)
+        self.optimizer = optimizer_of(torchao.optim, kind, "{}8bit")(model.parameters(), lr=lr)
+
+
+class FlashOptim(Plain):
+    """FlashOptim's gradient release: weights in bf16 and 8 bits beside them, moments in 8 bits."""
+
+    def __init__(self, model, kind, lr):
+        import flashoptim
+
+        flashoptim.cast_model(model, dtype=torch.bfloat16)
+        self.optimizer = optimizer_of(flashoptim, kind, "Flash{}")(model.parameters(), lr=lr)
+        # Steps and frees in backward: `step` and `zero_grad` do nothing from here on.
+        flashoptim.enable_gradient_release(model, self.optimizer)
 
 
 MODES = {
@@ -95,9 +107,11 @@ MODES = {
     "hook": Hook,
     "optimi": Optimi,
     "torchao-8bit": Torchao8bit,
+    "flashoptim": FlashOptim,
+    "flashoptim-checkpoint": FlashOptim,
     "checkpoint": partial(Plain, foreach=True),
     "hook-checkpoint": Hook,
 }
 
 # The modes whose backward pass computes the activations of each block again.
-RECOMPUTING = {"checkpoint", "hook-checkpoint"}
+RECOMPUTING = {"checkpoint", "hook-checkpoint", "flashoptim-checkpoint"}

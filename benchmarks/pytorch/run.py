@@ -38,6 +38,7 @@ def versions():
         "torch": torch.__version__,
         "optimi": version_of("optimi", "torch-optimi"),
         "torchao": version_of("torchao.optim", "torchao"),
+        "flashoptim": version_of("flashoptim", "flashoptim"),
         "cuda": torch.version.cuda if has_cuda else None,
         "gpu": torch.cuda.get_device_name() if has_cuda else None,
         "threads": torch.get_num_threads(),
@@ -78,6 +79,8 @@ class Run:
         self.optimizer.before()
         mark("before")
         inputs, labels = inputs.to(self.device), labels.to(self.device)
+        if inputs.is_floating_point():
+            inputs = inputs.to(next(self.model.parameters()).dtype)
         loss = F.cross_entropy(self.model(inputs), labels)
         value = loss.item()
         mark("forward")
@@ -101,7 +104,8 @@ class Run:
         meter.mark("steps")
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
-            digest.update(parameter.detach().cpu().numpy().tobytes())
+            # NumPy has no bf16.
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         if self.counts_memory:
             self.step(itemised=True)
         self.optimizer.before()

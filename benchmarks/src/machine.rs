@@ -73,6 +73,7 @@ pub fn versions(pytorch: Option<&TorchVersions>) -> Facts {
         facts.extend([("pytorch", versions.torch), ("python", versions.python)]);
         facts.extend(versions.optimi.map(|version| ("optimi", version)));
         facts.extend(versions.torchao.map(|version| ("torchao", version)));
+        facts.extend(versions.flashoptim.map(|version| ("flashoptim", version)));
     }
     facts
 }
@@ -88,6 +89,8 @@ pub struct TorchVersions {
     pub optimi: Option<String>,
     /// torchao, if it is installed.
     pub torchao: Option<String>,
+    /// FlashOptim, if it is installed.
+    pub flashoptim: Option<String>,
     /// CUDA, if PyTorch sees a GPU.
     pub cuda: Option<String>,
     /// Name of that GPU.

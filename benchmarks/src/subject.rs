@@ -184,8 +184,11 @@ impl Subject {
         match self {
             Self::Burn(run) => run.mode == Mode::Release,
             Self::PyTorch { mode, .. } => {
-                use TorchMode::{Hook, HookCheckpoint, Optimi};
-                matches!(mode, Hook | Optimi | HookCheckpoint)
+                use TorchMode::{FlashOptim, FlashOptimCheckpoint, Hook, HookCheckpoint, Optimi};
+                matches!(
+                    mode,
+                    Hook | Optimi | HookCheckpoint | FlashOptim | FlashOptimCheckpoint
+                )
             }
         }
     }
@@ -277,20 +280,36 @@ pub enum TorchMode {
     #[serde(rename = "torchao-8bit")]
     #[value(name = "torchao-8bit")]
     Torchao8bit,
+    /// FlashOptim's gradient release: weights in bf16 and 8 bits beside them, moments in 8 bits (CUDA)
+    #[serde(rename = "flashoptim")]
+    #[value(name = "flashoptim")]
+    FlashOptim,
     /// `foreach`, with the activations of each block recomputed
     Checkpoint,
     /// `hook`, with the activations of each block recomputed
     HookCheckpoint,
+    /// `flashoptim`, with the activations of each block recomputed
+    #[serde(rename = "flashoptim-checkpoint")]
+    #[value(name = "flashoptim-checkpoint")]
+    FlashOptimCheckpoint,
 }
 
 impl TorchMode {
-    /// The package that PyTorch needs beside it, if there is one that this Python lacks.
-    pub fn lacks(self, versions: &TorchVersions) -> Option<&'static str> {
-        match self {
-            Self::Optimi if versions.optimi.is_none() => Some("torch-optimi"),
-            Self::Torchao8bit if versions.torchao.is_none() => Some("torchao"),
-            _ => None,
-        }
+    /// Why this Python cannot run it, if it cannot.
+    pub fn why_not(self, versions: &TorchVersions) -> Option<String> {
+        let (package, version) = match self {
+            Self::Optimi => ("torch-optimi", &versions.optimi),
+            Self::Torchao8bit => ("torchao", &versions.torchao),
+            Self::FlashOptim | Self::FlashOptimCheckpoint => {
+                if versions.cuda.is_none() {
+                    return Some("FlashOptim needs CUDA".into());
+                }
+                ("flashoptim", &versions.flashoptim)
+            }
+            _ => return None,
+        };
+        let is_missing = version.is_none();
+        is_missing.then(|| format!("this Python does not have it: `pip install {package}`"))
     }
 }
 

@@ -120,12 +120,10 @@ impl Plan {
             Err(why) => self.leave_out(LeftOut::new("PyTorch and optimi", why)),
             Ok(versions) => {
                 for mode in options.pytorch.iter().copied() {
-                    let Some(package) = mode.lacks(versions) else {
-                        found.push(mode);
-                        continue;
-                    };
-                    let why = format!("this Python does not have it: `pip install {package}`");
-                    self.leave_out(LeftOut::new(mode.to_string(), why));
+                    match mode.why_not(versions) {
+                        None => found.push(mode),
+                        Some(why) => self.leave_out(LeftOut::new(mode.to_string(), why)),
+                    }
                 }
             }
         }

@@ -20,6 +20,7 @@ fn available(backends: &[BackendKind], packages: Option<&str>) -> Available {
             torch: "2".into(),
             optimi: packages.map(String::from),
             torchao: packages.map(String::from),
+            flashoptim: packages.map(String::from),
             cuda: Some("13".into()),
             gpu: None,
             threads: 1,
@@ -206,16 +207,16 @@ fn the_decoder_has_the_sizes_of_the_command_line() {
 
 #[test]
 fn packages_of_python_are_measured_where_they_are_installed() {
-    let line = "--burn 0.21 --part vit --pytorch hook,optimi,torchao-8bit";
+    let line = "--burn 0.21 --part vit --pytorch hook,optimi,torchao-8bit,flashoptim";
     let torch = |plan: &Plan| {
         let lines = lines(plan).into_iter();
         lines.filter(|line| line.contains("PyTorch")).count()
     };
     let all = Plan::new(&options(line), &available(&[BackendKind::Cuda], Some("1")));
-    assert!(torch(&all) == 2 * 3 && all.left_out.is_empty());
+    assert!(torch(&all) == 2 * 4 && all.left_out.is_empty());
     let without = plan(line, &[BackendKind::Cuda]);
     assert_eq!(torch(&without), 2);
-    assert_eq!(what(&without), ["optimi", "torchao-8bit"]);
+    assert_eq!(what(&without), ["optimi", "torchao-8bit", "flashoptim"]);
     assert!(without.left_out[1].why.contains("pip install torchao"));
     let no_pytorch = Available {
         pytorch: Err("--no-pytorch".into()),

@@ -49,6 +49,8 @@ pub struct ModelConfig {
     pub has_mlp_biases: bool,
     /// Whether the embedding is the head, too.
     pub is_tied: bool,
+    /// Whether bitsandbytes has packed the layers into four bits.
+    pub is_packed: bool,
     /// The sliding window of each layer.
     pub windows: Vec<Option<usize>>,
 }
@@ -124,6 +126,11 @@ impl ModelConfig {
         };
         ensure!(!windows.contains(&Some(0)), "`sliding_window` is 0");
         let (theta, scaling) = positions_of(&mut fields, positions)?;
+        let quantization: Option<Map<_, _>> = fields.take("quantization_config")?;
+        let is_packed = quantization.is_some();
+        if let Some(quantization) = quantization {
+            check_quantization(Fields(quantization)).context("`quantization_config`")?;
+        }
         let mut special_tokens: Vec<u32> = Vec::new();
         for name in ["bos_token_id", "eos_token_id"] {
             match fields.take::<OneOrMore>(name)? {
@@ -149,6 +156,7 @@ impl ModelConfig {
             has_output_bias: has_biases,
             has_mlp_biases: mlp_bias.unwrap_or(false),
             is_tied: fields.take("tie_word_embeddings")?.unwrap_or(false),
+            is_packed,
             windows,
         };
         fields.finish()?;
@@ -187,6 +195,25 @@ fn positions_of(fields: &mut Fields, positions: usize) -> Result<(f32, RotarySca
     fields.0.insert("rope_type".into(), name.into());
     let scaling = serde_json::from_value(Value::Object(fields.0));
     Ok((theta, scaling.context("`rope_parameters`")?))
+}
+
+/// The files themselves have the rest, such as which layers are packed.
+fn check_quantization(mut fields: Fields) -> Result<()> {
+    for (name, known) in [
+        ("quant_method", Value::from("bitsandbytes")),
+        ("load_in_4bit", true.into()),
+        ("load_in_8bit", false.into()),
+        ("bnb_4bit_quant_type", "nf4".into()),
+        ("bnb_4bit_use_double_quant", true.into()),
+        ("bnb_4bit_quant_storage", "uint8".into()),
+    ] {
+        fields.only(name, &known)?;
+    }
+    let is_of_python = |name: &str| name.starts_with("llm_int8_") || name.starts_with('_');
+    fields.0.retain(|name, _| !is_of_python(name));
+    // The type of the activations: bf16 here, as over weights that are packed here.
+    fields.0.remove("bnb_4bit_compute_dtype");
+    fields.finish()
 }
 
 fn windows_of_qwen(fields: &mut Fields, layers: usize) -> Result<Vec<Option<usize>>> {

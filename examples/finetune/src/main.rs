@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use burn_lean::safetensors::Weights;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use finetune::config::ModelConfig;
@@ -81,10 +81,7 @@ fn run(options: Options, given: &[String]) -> Result<()> {
         .tensors()
         .map(|(name, dtype, _)| (name.to_owned(), dtype));
     let types: BTreeMap<_, _> = types.collect();
-    let numbers = weights
-        .tensors()
-        .map(|(.., shape)| shape.iter().product::<usize>());
-    let parameters: usize = numbers.sum();
+    let parameters: usize = parameters(&weights).map(|(_, numbers)| numbers).sum();
     let (memory, disk) = estimate(&weights, &config, &settings);
     let [memory, disk] = [memory, disk].map(mib);
     println!("{} texts; about {memory:.0} MiB of memory", texts.len());
@@ -182,20 +179,34 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
+/// The names of the parameters, and how many numbers each has.
+fn parameters(weights: &Weights) -> impl Iterator<Item = (&str, usize)> {
+    // bitsandbytes has two numbers in a byte, and scales beside them.
+    let is_beside = |name: &str| name.contains(".weight.");
+    let tensors = weights.tensors().filter(move |(name, ..)| !is_beside(name));
+    tensors.map(|(name, dtype, shape)| {
+        let in_byte = if dtype == DType::U8 { 2 } else { 1 };
+        (name, in_byte * shape.iter().product::<usize>())
+    })
+}
+
 /// Bytes of memory for weights and states, the largest gradient and activations, and bytes of disk.
 fn estimate(weights: &Weights, config: &ModelConfig, settings: &Settings) -> (usize, usize) {
-    let (mut inside, mut outside, mut largest, mut sides) = (0, 0, 0, 0);
-    for (name, _, shape) in weights.tensors() {
-        let numbers = shape.iter().product();
+    let (mut inside, mut outside, mut largest) = (0, 0, 0);
+    for (name, numbers) in parameters(weights) {
         largest = largest.max(numbers);
         match name.contains(".layers.") {
             true => inside += numbers,
             false => outside += numbers,
         }
-        if name.contains(".layers.") && shape.len() == 2 {
-            sides += shape.iter().sum::<usize>();
-        }
     }
+    let (queries, keys) = (
+        config.heads * config.head_size,
+        config.key_heads * config.head_size,
+    );
+    // Input and output of each linear layer.
+    let sides = 2 * (config.width + queries) + 2 * (config.width + keys);
+    let sides = config.windows.len() * (sides + 3 * (config.width + config.hidden));
     let adapters = sides * settings.rank * 12;
     let held = match settings.how {
         How::FiveBytes => (inside + outside) * 506 / 100,

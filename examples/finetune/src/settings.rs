@@ -78,6 +78,10 @@ impl Settings {
             self.context,
             config.positions
         );
+        ensure!(
+            !config.is_packed || self.how == How::Nf4,
+            "the layers of the model are in four bits: train adapters, with --how nf4"
+        );
         ensure!(self.batch > 0 && self.rank > 0, "a batch or a rank of 0");
         let tokenizer = self.model.join("tokenizer.json");
         let digests = vec![digest(&self.text)?, digest(&tokenizer)?];

@@ -59,19 +59,19 @@ impl Training {
         if !is_rounded {
             weights = weights.with_precision(MixedPrecision::bf16());
         }
-        let model = weights.load(config.init(settings.context, device), str::to_owned)?;
+        let model = config.init(settings.context, device);
         let lora = lora(settings.rank);
+        let nf4 = match &scratch {
+            Some(scratch) => Nf4::new().in_scratch(scratch),
+            None => Nf4::new(),
+        };
+        let nf4 = nf4.with_group(ParamGroup::from_predicate("layers"));
+        let nf4 = nf4.with_lora(lora.clone());
         let model = match settings.how {
-            How::FiveBytes => model,
-            How::Lora => model.apply_lora(lora),
-            How::Nf4 => {
-                let nf4 = Nf4::new().with_group(ParamGroup::from_predicate("layers"));
-                let nf4 = nf4.with_lora(lora);
-                match &scratch {
-                    Some(scratch) => nf4.in_scratch(scratch).pack(model)?,
-                    None => nf4.pack(model)?,
-                }
-            }
+            How::FiveBytes => weights.load(model, str::to_owned)?,
+            How::Lora => weights.load(model, str::to_owned)?.apply_lora(lora),
+            How::Nf4 if config.is_packed => weights.load_nf4(nf4, model, str::to_owned)?,
+            How::Nf4 => nf4.pack(weights.load(model, str::to_owned)?)?,
         };
         let mut model = model.map(&mut Numbered(0));
 

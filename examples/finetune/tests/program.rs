@@ -6,8 +6,12 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use burn::module::ParamGroup;
 use burn::store::{ModuleStore, SafetensorsStore, bridge};
 use burn::tensor::Device;
+use burn_lean::MixedPrecision;
+use burn_lean::operations::Nf4;
+use burn_lean::safetensors::save;
 use finetune::config::ModelConfig;
 use finetune::model::Batch;
 use lean_text::Text;
@@ -174,6 +178,50 @@ fn each_way_learns_the_text() {
         let [new, placed] = ["new", "placed"].map(|it| fs::read(path.join(it).join(file)).unwrap());
         assert!(new == placed, "{how}");
     }
+}
+
+#[test]
+fn a_model_that_bitsandbytes_has_packed_learns_as_the_one_that_is_packed_here() {
+    // Its weights are in bf16 in the file, as both read them.
+    let folder = model("qwen3");
+    let path = folder.path();
+    let config = ModelConfig::open(path).unwrap();
+    let weights = finetune::model::open(path).unwrap();
+    let weights = weights.with_precision(MixedPrecision::bf16());
+    let dense = weights.load(config.init(24, &Device::flex()), str::to_owned);
+    let layers = ParamGroup::from_predicate("layers");
+    let packed = Nf4::new().with_group(layers).pack(dense.unwrap()).unwrap();
+    let of_packed = model("qwen3");
+    let file = of_packed.path().join("model.safetensors");
+    save(&packed, file, str::to_owned, |_, dtype| dtype).unwrap();
+    let config = of_packed.path().join("config.json");
+    let mut fields: serde_json::Value =
+        serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    fields["quantization_config"] = serde_json::json!({
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": true,
+        "load_in_4bit": true,
+        "quant_method": "bitsandbytes",
+    });
+    fs::write(&config, fields.to_string()).unwrap();
+
+    let said = refused(run(of_packed.path(), "new", &["--steps", "1"])).0;
+    assert!(said.contains("with --how nf4"), "{said}");
+    let scratch = path.join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let scratch = ["--scratch", scratch.to_str().unwrap()];
+    let mut adapters = Vec::new();
+    for (path, options) in [
+        (path, &[][..]),
+        (of_packed.path(), &[]),
+        (of_packed.path(), &scratch),
+    ] {
+        let output = format!("new{}", adapters.len());
+        let how = [&["--how", "nf4", "--steps", "3"], options].concat();
+        done(run(path, &output, &how));
+        adapters.push(fs::read(path.join(output).join("adapter_model.safetensors")).unwrap());
+    }
+    assert!(adapters[0] == adapters[1] && adapters[1] == adapters[2]);
 }
 
 #[test]

@@ -445,9 +445,29 @@ fn fifty_steps_of_adapters_are_those_of_peft() {
 #[test]
 fn other_bits_are_refused_in_words() {
     let file = folder("adapters/nf4").join("model.safetensors");
-    let dense = load(&folder("adapters/nf4"), &Device::flex());
-    // Its configuration tells how it is packed.
-    assert!(format!("{:#}", dense.unwrap_err()).contains("quantization_config"));
+    let config = fs::read_to_string(folder("adapters/nf4/config.json")).unwrap();
+    assert!(ModelConfig::parse(&config).unwrap().is_packed);
+    for (from, to, expected) in [
+        (r#""nf4""#, r#""fp4""#, r#"`bnb_4bit_quant_type` is "fp4""#),
+        ("bitsandbytes", "gptq", r#"`quant_method` is "gptq""#),
+        (
+            r#""load_in_8bit": false"#,
+            r#""load_in_8bit": true"#,
+            "`load_in_8bit` is true",
+        ),
+        (
+            "bnb_4bit_compute_dtype",
+            "bits",
+            "`bits` (\"float32\") is not known",
+        ),
+    ] {
+        let refused = format!(
+            "{:#}",
+            ModelConfig::parse(&config.replace(from, to)).unwrap_err()
+        );
+        let is_told = refused.contains("quantization_config") && refused.contains(expected);
+        assert!(is_told, "{from}: {refused}");
+    }
     let model = || {
         ModelConfig::open(&folder("llama"))
             .unwrap()
