@@ -7,7 +7,7 @@ use burn::module::{LoraAdapter, Param};
 use burn::tensor::{DType, Tensor};
 use lean_arithmetic::nf4::BLOCK;
 
-use super::chunks::chunks_of;
+use super::chunks::{chunks, chunks_of};
 use super::linear::{assert_fits, product};
 use super::nf4::{Nf4Weight, PART_BYTES, Packed};
 use super::product::{filled, matmul, product_over};
@@ -161,7 +161,7 @@ impl Weight {
         // Rounded once.
         let (input, bias) = (widened(input), bias.map(widened));
         let output = filled([rows, d_output], dtype, &input);
-        by_parts(output, self.parts(1), |columns| {
+        by_parts(output, &self.parts(1, &input), |columns| {
             let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
             let weights = self.columns(weight.as_ref(), columns, wide(dtype));
             product(input.clone(), weights, bias)
@@ -183,7 +183,7 @@ impl Weight {
         }
         let grad = widened(grad);
         let output = over.unwrap_or_else(|| filled([rows, d_input], dtype, &grad));
-        by_parts(output, self.parts(0), |part| {
+        by_parts(output, &self.parts(0, &grad), |part| {
             let weights = match &weight {
                 Some(weight) => weight.clone().slice_dim(0, part),
                 None => self.rows(part, wide(dtype)),
@@ -233,28 +233,31 @@ impl Weight {
         weights.cast(dtype)
     }
 
-    /// Parts of an axis that are unpacked or cast at once.
-    fn parts(&self, axis: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// Parts of an axis that are unpacked or cast at once, of which each thread has one.
+    fn parts(&self, axis: usize, input: &Tensor<2>) -> Vec<Range<usize>> {
         let dims = self.dims();
-        let at_once = PART_BYTES / (4 * dims[1 - axis]).max(1);
+        let (length, bytes) = (dims[axis], 4 * dims[1 - axis]);
+        if !is_on_flex(input) {
+            return chunks(length, bytes, 2 * PART_BYTES).collect();
+        }
         let multiple = match self {
             // Parts of blocks are slower.
             Self::Packed(_) => BLOCK,
             // Products of fewer are slower.
             Self::Tensor(_) => 16,
         };
-        chunks_of(dims[axis], at_once.next_multiple_of(multiple))
+        let at_once = (PART_BYTES / bytes.max(1)).max(1);
+        chunks_of(length, at_once.next_multiple_of(multiple)).collect()
     }
 }
 
 /// Writes columns of a product into `output`, some of them at once; they are rounded to its type.
 fn by_parts(
     output: Tensor<2>,
-    parts: impl Iterator<Item = Range<usize>>,
+    parts: &[Range<usize>],
     product: impl Fn(Range<usize>) -> Tensor<2> + Sync,
 ) -> Tensor<2> {
     let ([rows, _], dtype) = (output.dims(), output.dtype());
-    let parts: Vec<_> = parts.collect();
     let at_once = threads(&output);
     parts.chunks(at_once).fold(output, |output, parts| {
         let products = in_parallel(parts, |part| product(part.clone()).cast(dtype));

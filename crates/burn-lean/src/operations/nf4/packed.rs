@@ -151,7 +151,9 @@ impl Packed {
             return self.part([0..height, rows], false, None).transpose();
         }
         let part = |part| self.rows(part, None).slice_dim(1, rows.clone());
-        let parts: Vec<_> = chunks(height, 4 * width, PART_BYTES).map(part).collect();
+        let parts: Vec<_> = chunks(height, 4 * width, 2 * PART_BYTES)
+            .map(part)
+            .collect();
         match parts.is_empty() {
             true => self.unpacked().slice_dim(0, rows),
             false => Tensor::cat(parts, 0).transpose(),
