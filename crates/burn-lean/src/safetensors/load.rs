@@ -11,10 +11,12 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::error::SafetensorsError;
 use super::names::{Place, check_floats};
+#[cfg(feature = "operations")]
+use super::nf4::StoredNf4;
 use super::read::{Stored, tensors_of};
 use crate::mixed_precision::MixedPrecision;
 #[cfg(feature = "operations")]
-use crate::operations::{Nf4, Nf4State};
+use crate::operations::Nf4;
 #[cfg(feature = "operations")]
 use crate::path::PathVisitor;
 use crate::path::{Path, PathMapper, WithPaths, path_text};
@@ -113,9 +115,9 @@ impl Weights {
         model: M,
         names: impl Fn(&str) -> String,
     ) -> Result<M, SafetensorsError> {
-        let mut states = super::nf4::take_states(&mut self.tensors)?;
+        let mut stored = StoredNf4::take_all(&mut self.tensors)?;
         let mut find = Find {
-            states: &states,
+            stored: &stored,
             names: &names,
             ids: Vec::new(),
         };
@@ -123,11 +125,20 @@ impl Weights {
         let group = ParamGroup::from_ids(find.ids);
         let model = self.load_where(model, |path| {
             let place = Place::of(path, &names);
-            (!states.contains_key(&place.name)).then_some(place)
+            (!stored.contains_key(&place.name)).then_some(place)
         })?;
         let nf4 = nf4.with_group(group);
-        let model = nf4.pack_from(model, |path| states.remove(&names(path)))?;
-        match states.into_keys().next() {
+        let mut cannot_read = None;
+        let packed = nf4.pack_from(model, |path| {
+            let name = names(path);
+            let read = stored.remove(&name)?.read(&name);
+            read.map_err(|error| cannot_read = Some(error)).ok()
+        });
+        if let Some(error) = cannot_read {
+            return Err(error);
+        }
+        let model = packed?;
+        match stored.into_keys().next() {
             Some(name) => Err(SafetensorsError::Additional { name }),
             None => Ok(model),
         }
@@ -159,7 +170,7 @@ impl Weights {
 /// Finds the parameters of states.
 #[cfg(feature = "operations")]
 struct Find<'a, N> {
-    states: &'a BTreeMap<String, Nf4State>,
+    stored: &'a BTreeMap<String, StoredNf4>,
     names: N,
     ids: Vec<ParamId>,
 }
@@ -167,7 +178,7 @@ struct Find<'a, N> {
 #[cfg(feature = "operations")]
 impl<N: Fn(&str) -> String> PathVisitor for Find<'_, N> {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        if self.states.contains_key(&(self.names)(&path_text(path))) {
+        if self.stored.contains_key(&(self.names)(&path_text(path))) {
             self.ids.push(param.id);
         }
     }

@@ -1,7 +1,6 @@
 //! Weights in four bits, under the names that bitsandbytes gives them.
 
 use std::collections::BTreeMap;
-use std::io;
 
 use burn::tensor::DType;
 use lean_arithmetic::nf4::{BLOCK, DYNAMIC, QUANTILES, SCALES};
@@ -45,75 +44,104 @@ pub(super) fn refuse_packed(tensors: &BTreeMap<String, Stored>) -> Result<(), Sa
     }
 }
 
-/// Takes the tensors of packed weights, by the names of the weights.
-pub(super) fn take_states(
-    tensors: &mut BTreeMap<String, Stored>,
-) -> Result<BTreeMap<String, Nf4State>, SafetensorsError> {
-    let packed: Vec<_> = packed_in(tensors)
-        .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
-        .collect();
-    let mut states = BTreeMap::new();
-    for (name, kind) in packed {
-        let state = take_state(tensors, &name, &kind)?;
-        states.insert(name, state);
-    }
-    Ok(states)
+/// A packed weight in files, of which all is checked but the numbers, which are not read yet.
+pub(super) struct StoredNf4 {
+    shape: [usize; 2],
+    weight: Stored,
+    absmax: Stored,
+    nested_absmax: Stored,
+    nested_offset: f32,
 }
 
-fn take_state(
-    tensors: &mut BTreeMap<String, Stored>,
-    name: &str,
-    kind: &str,
-) -> Result<Nf4State, SafetensorsError> {
-    if kind != "nf4" {
-        return Err(wrong(name, format!("it is in {kind}, and not in nf4")));
+impl StoredNf4 {
+    /// Takes the tensors of packed weights, by the names of the weights.
+    pub(super) fn take_all(
+        tensors: &mut BTreeMap<String, Stored>,
+    ) -> Result<BTreeMap<String, Self>, SafetensorsError> {
+        let packed: Vec<_> = packed_in(tensors)
+            .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+            .collect();
+        let stored = packed.into_iter().map(|(name, kind)| {
+            let stored = Self::take(tensors, &name, &kind)?;
+            Ok((name, stored))
+        });
+        stored.collect()
     }
-    let mut bytes = |ending: &str, dtype: DType| {
-        let full = format!("{name}{ending}");
-        let Some(stored) = tensors.remove(&full) else {
-            return Err(SafetensorsError::Missing { name: full });
+
+    fn take(
+        tensors: &mut BTreeMap<String, Stored>,
+        name: &str,
+        kind: &str,
+    ) -> Result<Self, SafetensorsError> {
+        if kind != "nf4" {
+            return Err(wrong(name, format!("it is in {kind}, and not in nf4")));
+        }
+        let mut part = |ending: &str, dtype: DType| {
+            let full = format!("{name}{ending}");
+            let Some(stored) = tensors.remove(&full) else {
+                return Err(SafetensorsError::Missing { name: full });
+            };
+            if stored.dtype != dtype {
+                let reason = format!("{full} is in {:?}, and not in {dtype:?}", stored.dtype);
+                return Err(wrong(name, reason));
+            }
+            Ok(stored)
         };
-        if stored.dtype != dtype {
-            let reason = format!("{full} is in {:?}, and not in {dtype:?}", stored.dtype);
+        let state = bytes(name, &part(&format!("{QUANT_STATE}nf4"), DType::U8)?)?;
+        let state: QuantState =
+            serde_json::from_slice(&state).map_err(|error| wrong(name, error))?;
+        let (Some(nested_offset), Some(SCALES)) = (state.nested_offset, state.nested_blocksize)
+        else {
+            let reason = "its scales are not packed by 256 (`bnb_4bit_use_double_quant`)";
             return Err(wrong(name, reason));
+        };
+        if state.blocksize != BLOCK || state.quant_type != "nf4" {
+            let reason = format!(
+                "it is of {} in blocks of {}",
+                state.quant_type, state.blocksize
+            );
+            return Err(wrong(name, reason + "; known is nf4 in blocks of 64"));
         }
-        stored.bytes().map_err(|error| wrong(name, error))
-    };
-    let state = bytes(&format!("{QUANT_STATE}nf4"), DType::U8)?;
-    let state: QuantState = serde_json::from_slice(&state).map_err(|error| wrong(name, error))?;
-    let (Some(nested_offset), Some(SCALES)) = (state.nested_offset, state.nested_blocksize) else {
-        let reason = "its scales are not packed by 256 (`bnb_4bit_use_double_quant`)";
-        return Err(wrong(name, reason));
-    };
-    if state.blocksize != BLOCK || state.quant_type != "nf4" {
-        let reason = format!(
-            "it is of {} in blocks of {}",
-            state.quant_type, state.blocksize
-        );
-        return Err(wrong(name, reason + "; known is nf4 in blocks of 64"));
-    }
-    let [rows, columns] = state.shape[..] else {
-        return Err(wrong(
-            name,
-            format!("it is no matrix, but {:?}", state.shape),
-        ));
-    };
-    for (ending, known) in [
-        (".quant_map", &QUANTILES[..]),
-        (".nested_quant_map", DYNAMIC.as_slice()),
-    ] {
-        if floats(&bytes(ending, DType::F32)?) != known {
-            return Err(wrong(name, format!("{name}{ending} has other numbers")));
+        let [rows, columns] = state.shape[..] else {
+            return Err(wrong(
+                name,
+                format!("it is no matrix, but {:?}", state.shape),
+            ));
+        };
+        for (ending, known) in [
+            (".quant_map", &QUANTILES[..]),
+            (".nested_quant_map", DYNAMIC.as_slice()),
+        ] {
+            if floats(&bytes(name, &part(ending, DType::F32)?)?) != known {
+                return Err(wrong(name, format!("{name}{ending} has other numbers")));
+            }
         }
+        Ok(Self {
+            shape: [rows, columns],
+            weight: part("", DType::U8)?,
+            absmax: part(".absmax", DType::U8)?,
+            nested_absmax: part(".nested_absmax", DType::F32)?,
+            nested_offset: nested_offset as f32,
+        })
     }
-    let state = Nf4State {
-        shape: [rows, columns],
-        weight: bytes("", DType::U8)?,
-        absmax: bytes(".absmax", DType::U8)?,
-        nested_absmax: floats(&bytes(".nested_absmax", DType::F32)?),
-        nested_offset: nested_offset as f32,
-    };
-    Ok(state)
+
+    pub(super) fn read(&self, name: &str) -> Result<Nf4State, SafetensorsError> {
+        Ok(Nf4State {
+            shape: self.shape,
+            weight: bytes(name, &self.weight)?,
+            absmax: bytes(name, &self.absmax)?,
+            nested_absmax: floats(&bytes(name, &self.nested_absmax)?),
+            nested_offset: self.nested_offset,
+        })
+    }
+}
+
+/// A tensor of a packed weight, as it is in the file.
+fn bytes(name: &str, stored: &Stored) -> Result<Vec<u8>, SafetensorsError> {
+    let mut bytes = vec![0; stored.shape.iter().product::<usize>() * stored.dtype.size()];
+    let read = stored.read_exact(&mut bytes);
+    read.map_err(|error| wrong(name, error))?;
+    Ok(bytes)
 }
 
 /// The tensors that a packed weight is written as.
@@ -172,14 +200,5 @@ pub(super) fn wrong(name: &str, reason: impl ToString) -> SafetensorsError {
     SafetensorsError::Packed {
         name: name.into(),
         reason: reason.to_string(),
-    }
-}
-
-impl Stored {
-    /// The tensor as it is in the file.
-    fn bytes(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; self.shape.iter().product::<usize>() * self.dtype.size()];
-        self.read_exact(&mut bytes)?;
-        Ok(bytes)
     }
 }

@@ -299,6 +299,38 @@ fn a_packed_base_is_in_the_file() {
     assert_eq!(trained[0], trained[1]);
 }
 
+/// Of 16 packed weights, 33 kB each, one is in memory at a time.
+#[cfg(all(feature = "operations", feature = "safetensors"))]
+#[test]
+fn packed_weights_come_from_their_files_one_by_one() {
+    use burn_lean::operations::{Nf4, Nf4Weight, nn};
+    use burn_lean::safetensors::{Weights, save};
+
+    let layers = || -> Vec<nn::Linear> {
+        let layer = |_| nn::LinearConfig::new(256, 256).init(&flex());
+        (0..16).map(layer).collect()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let scratch = scratch();
+    alone(|| {
+        let packed = Nf4::new().pack(layers()).unwrap();
+        save(&packed, &file, str::to_owned, |_, dtype| dtype).unwrap();
+        let nf4 = Nf4::new().in_scratch(&scratch);
+        let weights = Weights::open(&file).unwrap();
+        let (read, peak) = peak_of(|| weights.load_nf4(nf4, layers(), str::to_owned).unwrap());
+        println!("peak {peak}");
+        assert!(peak < 200_000, "{peak}");
+        for (read, packed) in read.iter().zip(&packed) {
+            let state = |layer: &nn::Linear| {
+                let weight = layer.weight.reparameterization::<Nf4Weight>();
+                weight.unwrap().state()
+            };
+            assert_eq!(state(read), state(packed));
+        }
+    });
+}
+
 /// In the file the input waits for backward, with the gradient that it has in memory.
 #[test]
 fn inputs_of_scopes_wait_in_the_file() {

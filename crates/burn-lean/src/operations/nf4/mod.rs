@@ -5,7 +5,6 @@ mod state;
 #[cfg(feature = "safetensors")]
 mod weights;
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -131,11 +130,11 @@ impl Nf4 {
     ///
     /// A weight has a number that is not finite.
     pub fn pack<M: Module>(self, model: M) -> Result<M, PackError> {
-        self.pack_with(model, |_, _, _| Ok(None))
+        self.pack_with(model, None::<fn(&str) -> Option<Nf4State>>)
     }
 
     /// Puts packed weights into a model, whose own are not read, and not drawn if nobody has read them yet.
-    /// `state` gives that of a path.
+    /// `state` gives that of a path, one after the other.
     ///
     /// # Errors
     ///
@@ -143,45 +142,22 @@ impl Nf4 {
     pub fn pack_from<M: Module>(
         self,
         model: M,
-        mut state: impl FnMut(&str) -> Option<Nf4State>,
+        state: impl FnMut(&str) -> Option<Nf4State>,
     ) -> Result<M, PackError> {
-        self.pack_with(model, |path, is_transposed, param| {
-            let state = state(path);
-            let state = state.ok_or_else(|| PackError::Missing { path: path.into() })?;
-            let shape = param.lazy_shape();
-            let shape = match is_transposed {
-                true => [shape[1], shape[0]],
-                false => [shape[0], shape[1]],
-            };
-            match state.is_of(shape) {
-                true => Ok(Some(state)),
-                false => Err(PackError::Shape {
-                    path: path.into(),
-                    expected: shape,
-                    found: state.shape,
-                }),
-            }
-        })
+        self.pack_with(model, Some(state))
     }
 
     fn pack_with<M: Module>(
         self,
         model: M,
-        source: impl FnMut(&str, bool, &Param<Tensor<2>>) -> Result<Option<Nf4State>, PackError>,
+        state: Option<impl FnMut(&str) -> Option<Nf4State>>,
     ) -> Result<M, PackError> {
         let mut plan = Plan {
             group: self.group,
-            source,
             matrices: HashMap::new(),
-            error: None,
         };
         model.visit(&mut WithPaths::new(&mut plan));
-        let Plan {
-            matrices, error, ..
-        } = plan;
-        if let Some(error) = error {
-            return Err(error);
-        }
+        let matrices = plan.matrices;
         let model = match &self.lora {
             Some(lora) => model.apply_reparameterization(Others {
                 matrices: &matrices,
@@ -192,6 +168,7 @@ impl Nf4 {
         let error = Rc::default();
         let model = model.apply_reparameterization(Packer {
             matrices,
+            state,
             lora: self.lora,
             #[cfg(feature = "scratch")]
             scratch: self.scratch,
@@ -204,49 +181,24 @@ impl Nf4 {
     }
 }
 
-/// A matrix that is packed.
-struct Matrix {
-    /// A linear layer of PyTorch has `[d_output, d_input]`.
-    is_transposed: bool,
-    /// If it is not that of the model.
-    state: Option<Nf4State>,
-}
+/// The matrices to pack, and whether each is transposed: a linear layer of PyTorch has `[d_output, d_input]`.
+type Matrices = HashMap<ParamId, bool>;
 
-struct Plan<S> {
+struct Plan {
     group: Option<ParamGroup>,
-    source: S,
-    matrices: HashMap<ParamId, Matrix>,
-    error: Option<PackError>,
+    matrices: Matrices,
 }
 
-impl<S> PathVisitor for Plan<S>
-where
-    S: FnMut(&str, bool, &Param<Tensor<2>>) -> Result<Option<Nf4State>, PackError>,
-{
+impl PathVisitor for Plan {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         let container = path.last().map_or("", |(_, container)| container);
         let is_transposed = container.contains("Linear");
-        let text = path_text(path);
         let is_chosen = match &self.group {
-            Some(group) => group.matches(&param.id, Some(&text)),
+            Some(group) => group.matches(&param.id, Some(&path_text(path))),
             None => is_transposed,
         };
-        // Of rank two.
-        let param = (param as &dyn Any).downcast_ref::<Param<Tensor<2>>>();
-        let Some(param) = param.filter(|_| is_chosen) else {
-            return;
-        };
-        match (self.source)(&text, is_transposed, param) {
-            Ok(state) => {
-                let matrix = Matrix {
-                    is_transposed,
-                    state,
-                };
-                self.matrices.insert(param.id, matrix);
-            }
-            Err(error) => {
-                self.error.get_or_insert(error);
-            }
+        if is_chosen && D == 2 {
+            self.matrices.insert(param.id, is_transposed);
         }
     }
 }
@@ -254,7 +206,7 @@ where
 /// Attaches adapters to what is not packed, and freezes all. Burn's [`Lora`] reads each matrix for that:
 /// those to be packed would all be there at once.
 struct Others<'a> {
-    matrices: &'a HashMap<ParamId, Matrix>,
+    matrices: &'a Matrices,
     lora: Lora,
 }
 
@@ -273,8 +225,10 @@ impl Reparameterizer for Others<'_> {
     }
 }
 
-struct Packer {
-    matrices: HashMap<ParamId, Matrix>,
+struct Packer<S> {
+    matrices: Matrices,
+    /// Gives what is packed, if it is not the model's own.
+    state: Option<S>,
     lora: Option<Lora>,
     #[cfg(feature = "scratch")]
     scratch: Option<Scratch>,
@@ -282,8 +236,28 @@ struct Packer {
     error: Rc<RefCell<Option<PackError>>>,
 }
 
-#[cfg(feature = "scratch")]
-impl Packer {
+impl<S: FnMut(&str) -> Option<Nf4State>> Packer<S> {
+    fn fail(&self, error: PackError) {
+        self.error.borrow_mut().get_or_insert(error);
+    }
+
+    /// The state of a path, if it is of a matrix of this shape.
+    fn state_of(&mut self, path: &str, expected: [usize; 2]) -> Option<Nf4State> {
+        let state = self.state.as_mut()?(path);
+        let path = || path.to_owned();
+        match state {
+            Some(state) if state.is_of(expected) => return Some(state),
+            Some(Nf4State { shape: found, .. }) => self.fail(PackError::Shape {
+                path: path(),
+                expected,
+                found,
+            }),
+            None => self.fail(PackError::Missing { path: path() }),
+        }
+        None
+    }
+
+    #[cfg(feature = "scratch")]
     fn placed(&self, path: &str, mut packed: Packed) -> Packed {
         let Some(scratch) = &self.scratch else {
             return packed;
@@ -293,8 +267,7 @@ impl Packer {
                 Ok(placed) => *words = placed,
                 Err(error) => {
                     let path = path.into();
-                    let mut first = self.error.borrow_mut();
-                    first.get_or_insert(PackError::Scratch { path, error });
+                    self.fail(PackError::Scratch { path, error });
                 }
             }
         }
@@ -302,7 +275,7 @@ impl Packer {
     }
 }
 
-impl Reparameterizer for Packer {
+impl<S: FnMut(&str) -> Option<Nf4State>> Reparameterizer for Packer<S> {
     type Reparam = Nf4Weight;
 
     fn reparameterize<const D: usize>(
@@ -310,29 +283,35 @@ impl Reparameterizer for Packer {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Nf4Weight>) {
-        let Some(matrix) = self.matrices.remove(&param.id) else {
+        let Some(is_transposed) = self.matrices.remove(&param.id) else {
             return (param, None);
         };
+        // Burn goes on after an error; what it would still read or draw, nobody gets.
+        if self.error.borrow().is_some() {
+            return (param, None);
+        }
         let (id, device, shape) = (param.id, param.lazy_device(), param.lazy_shape());
-        let is_transposed = matrix.is_transposed;
-        let (packed, dtype) = match matrix.state {
-            Some(state) => {
-                drop(param);
-                (Packed::of(&state, is_transposed, &device), DType::F32)
+        let (packed, dtype) = if self.state.is_some() {
+            let expected = match is_transposed {
+                true => [shape[1], shape[0]],
+                false => [shape[0], shape[1]],
+            };
+            let Some(state) = self.state_of(path, expected) else {
+                return (param, None);
+            };
+            drop(param);
+            (Packed::of(&state, is_transposed, &device), DType::F32)
+        } else {
+            let weight = param.into_value().inner();
+            let dtype = weight.dtype();
+            // Of rank two.
+            let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
+            let (packed, are_finite) = Packed::new(weight, is_transposed);
+            if !are_finite {
+                let path = path.into();
+                self.fail(PackError::NotFinite { path });
             }
-            None => {
-                let weight = param.into_value().inner();
-                let dtype = weight.dtype();
-                // Of rank two.
-                let weight = Tensor::<2>::from_dispatch(weight.into_dispatch());
-                let (packed, are_finite) = Packed::new(weight, is_transposed);
-                if !are_finite {
-                    let path = path.into();
-                    let mut error = self.error.borrow_mut();
-                    error.get_or_insert(PackError::NotFinite { path });
-                }
-                (packed, dtype)
-            }
+            (packed, dtype)
         };
         #[cfg(feature = "scratch")]
         let packed = self.placed(path, packed);
