@@ -5,11 +5,11 @@ use std::ops::Range;
 use burn::tensor::{Int, Shape, Tensor};
 use lean_arithmetic::nf4;
 
-use super::{CHUNK, FlexTensor, each, floats, own, read, tensor, zeros};
+use super::{CHUNK, FlexTensor, each, floats, read, tensor, zeros};
 use burn::backend::Flex;
 
-/// Rows and columns of a matrix of this width, or the columns as rows; written over `scratch` if it has their
-/// shape. `of_scales` has the scales of scales, and their mean at last.
+/// Rows and columns of a matrix of this width, or the columns as rows. `of_scales` has the scales of scales,
+/// and their mean at last.
 pub(in crate::operations) fn unpack(
     numbers: &Tensor<1, Int>,
     scales: &Tensor<1, Int>,
@@ -17,7 +17,6 @@ pub(in crate::operations) fn unpack(
     width: usize,
     [rows, columns]: [Range<usize>; 2],
     is_transposed: bool,
-    scratch: Option<Tensor<2>>,
 ) -> Tensor<2> {
     let [numbers, scales] = [numbers, scales].map(|words| ints(words.clone()));
     let of_scales = floats(of_scales.clone());
@@ -31,11 +30,7 @@ pub(in crate::operations) fn unpack(
         true => [columns.len(), rows.len()],
         false => [rows.len(), columns.len()],
     };
-    let mut output = match scratch.filter(|scratch| scratch.dims() == dims) {
-        // Memory that the system has to clear takes longer than what is written there.
-        Some(scratch) => own(scratch),
-        None => zeros(&Shape::new(dims)),
-    };
+    let mut output = zeros(&Shape::new(dims));
     let mut at_once = (CHUNK / dims[1].max(1)).max(1);
     if is_transposed {
         at_once = at_once.next_multiple_of(nf4::BLOCK);

@@ -124,7 +124,7 @@ impl Packed {
         if is_on_flex(&self.of_scales) {
             let rows = indices.into_data();
             let rows = rows.iter::<u64>().map(|row| row as usize);
-            let rows = rows.map(|row| self.rows(row..row + 1, None));
+            let rows = rows.map(|row| self.rows(row..row + 1));
             return Tensor::cat(rows.collect(), 0);
         }
         self.unpacked().select(0, indices)
@@ -132,7 +132,7 @@ impl Packed {
 
     /// The whole weight.
     pub(crate) fn unpacked(&self) -> Tensor<2> {
-        let matrix = self.rows(0..self.dims[0], None);
+        let matrix = self.rows(0..self.dims[0]);
         match self.is_transposed {
             true => matrix.transpose(),
             false => matrix,
@@ -142,15 +142,15 @@ impl Packed {
     /// These rows of the weight, in f32.
     pub(crate) fn unpacked_rows(&self, rows: Range<usize>) -> Tensor<2> {
         if !self.is_transposed {
-            return self.rows(rows, None);
+            return self.rows(rows);
         }
         let [height, width] = self.dims;
         #[cfg(feature = "flex")]
         if is_on_flex(&self.of_scales) && !rows.is_empty() && height > 0 {
             // A product with this layout is faster than with that of the weight.
-            return self.part([0..height, rows], false, None).transpose();
+            return self.part([0..height, rows], false).transpose();
         }
-        let part = |part| self.rows(part, None).slice_dim(1, rows.clone());
+        let part = |part| self.rows(part).slice_dim(1, rows.clone());
         let parts: Vec<_> = chunks(height, 4 * width, 2 * PART_BYTES)
             .map(part)
             .collect();
@@ -162,12 +162,7 @@ impl Packed {
 
     /// Rows and columns of the matrix, neither none; or columns and rows.
     #[cfg(feature = "flex")]
-    fn part(
-        &self,
-        at: [Range<usize>; 2],
-        is_transposed: bool,
-        scratch: Option<Tensor<2>>,
-    ) -> Tensor<2> {
+    fn part(&self, at: [Range<usize>; 2], is_transposed: bool) -> Tensor<2> {
         let [_, width] = self.dims;
         flex::unpack_nf4(
             &self.numbers,
@@ -176,12 +171,11 @@ impl Packed {
             width,
             at,
             is_transposed,
-            scratch,
         )
     }
 
-    /// These rows of the matrix, in f32. `scratch` are earlier ones, which nobody needs any more.
-    pub(crate) fn rows(&self, rows: Range<usize>, scratch: Option<Tensor<2>>) -> Tensor<2> {
+    /// These rows of the matrix, in f32.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor<2> {
         let [_, width] = self.dims;
         let range = rows.start * width..rows.end * width;
         if range.is_empty() {
@@ -189,9 +183,8 @@ impl Packed {
         }
         #[cfg(feature = "flex")]
         if is_on_flex(&self.of_scales) {
-            return self.part([rows, 0..width], false, scratch);
+            return self.part([rows, 0..width], false);
         }
-        drop(scratch);
         let codes = field(&self.numbers, range.clone(), 4, 4);
         let numbers = table(&QUANTILES, &self.of_scales).select(0, codes);
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
@@ -205,12 +198,11 @@ impl Packed {
 
     /// These rows of the matrix, as columns: a product with them is faster than with rows.
     pub(crate) fn rows_transposed(&self, rows: Range<usize>) -> Tensor<2> {
-        let [_, width] = self.dims;
         #[cfg(feature = "flex")]
-        if is_on_flex(&self.of_scales) && !rows.is_empty() && width > 0 {
-            return self.part([rows, 0..width], true, None);
+        if is_on_flex(&self.of_scales) && !rows.is_empty() && self.dims[1] > 0 {
+            return self.part([rows, 0..self.dims[1]], true);
         }
-        self.rows(rows, None).transpose()
+        self.rows(rows).transpose()
     }
 
     fn scales_of(&self, blocks: Range<usize>) -> Tensor<1> {
