@@ -9,7 +9,7 @@
 # `run` ends within SECONDS_IN_ALL (570). What matters first and small comes first: each figure is printed as it comes, and
 # FOLDER has all of them so far. A process that takes longer than SECONDS_A_RUN (120), most of which compiles and tunes
 # kernels, is left out. SUITE has more arguments for each suite, such as a smaller --preset. FEATURES are those that
-# `pack` builds with (wgpu,cuda,fusion,autotune); without cuda, it needs no compiler of Burn's.
+# `pack` builds with (wgpu,cuda,fusion,autotune,persistence); without cuda, it needs no compiler of Burn's.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -22,7 +22,7 @@ pack() {
     [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64, the system that the program is for"
     cd "$here/.."
     # The program needs the glibc of this machine, or a newer one.
-    cargo build --release --locked -p benchmarks --no-default-features --features "${FEATURES:-wgpu,cuda,fusion,autotune}"
+    cargo build --release --locked -p benchmarks --no-default-features --features "${FEATURES:-wgpu,cuda,fusion,autotune,persistence}"
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     mkdir -p "$work/$name/lib"

@@ -140,6 +140,12 @@ impl Burn {
         words.extend(self.optimizer.map(|optimizer| optimizer.to_string()));
         words
     }
+
+    /// Whether a process takes the kernels that were the fastest in it: others may add up in another order.
+    pub fn is_tuned(&self) -> bool {
+        let is_built_in = cfg!(feature = "autotune") || self.burn == BurnVersion::V0_21;
+        !self.backend.is_on_heap() && is_built_in
+    }
 }
 
 impl Subject {

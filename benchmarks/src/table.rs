@@ -169,11 +169,16 @@ fn ratios(all: &[Run]) -> Vec<String> {
                 false => format!("{}, {}", run.mode, run.checkpointing),
             };
             let is_same = plain.measured.weights_digest == other.measured.weights_digest;
+            let weights = match is_same {
+                true => "the same",
+                // Another process may choose other kernels.
+                false if run.is_tuned() => "other (autotuned)",
+                false => "OTHER",
+            };
             lines.push(format!(
-                "- {}: {name} over plain (median of {}): {ratio:.3}; {} weights",
+                "- {}: {name} over plain (median of {}): {ratio:.3}; {weights} weights",
                 both.join(", "),
                 ratios.len(),
-                if is_same { "the same" } else { "OTHER" }
             ));
         }
     }
