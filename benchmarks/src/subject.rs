@@ -141,10 +141,10 @@ impl Burn {
         words
     }
 
-    /// Whether a process takes the kernels that were the fastest in it: others may add up in another order.
-    pub fn is_tuned(&self) -> bool {
-        let is_built_in = cfg!(feature = "autotune") || self.burn == BurnVersion::V0_21;
-        !self.backend.is_on_heap() && is_built_in
+    /// Whether kernels are made and chosen while it runs: those of another run may add up in another order.
+    pub fn is_fused_or_tuned(&self) -> bool {
+        let is_tuned = cfg!(feature = "autotune") || self.burn == BurnVersion::V0_21;
+        !self.backend.is_on_heap() && (self.fusion || is_tuned)
     }
 }
 

@@ -171,8 +171,7 @@ fn ratios(all: &[Run]) -> Vec<String> {
             let is_same = plain.measured.weights_digest == other.measured.weights_digest;
             let weights = match is_same {
                 true => "the same",
-                // Another process may choose other kernels.
-                false if run.is_tuned() => "other (autotuned)",
+                false if run.is_fused_or_tuned() => "other (fused or tuned)",
                 false => "OTHER",
             };
             lines.push(format!(
