@@ -154,14 +154,19 @@ impl Training<'_> {
     fn step(&mut self, step: &Step, number: usize, with_scopes: bool) {
         step.changes.iter().for_each(|change| self.change(*change));
         let numbers: Vec<usize> = (0..step.micro_batches).map(|at| number + 10 * at).collect();
-        if matches!(self.optim, Optim::Release(_)) && step.discards {
-            self.loss(self.model(), step, number + 100, true);
+        let is_release = matches!(self.optim, Optim::Release(_));
+        if step.discards {
+            self.loss(self.model(), step, number + 100, is_release || with_scopes);
         }
-        let by_release = matches!(self.optim, Optim::Release(_)) && step.way != Way::Burns;
-        if by_release {
+        if is_release && step.way != Way::Burns {
             return self.step_released(step, &numbers);
         }
-        if step.way == Way::TwoPasses && matches!(self.optim, Optim::Burn(_)) {
+        let passes_twice = match step.way {
+            Way::TwoPasses => true,
+            Way::Released => self.program.setting == Setting::GlobalNorm,
+            _ => false,
+        };
+        if passes_twice {
             // Burn can panic at a second pass over parameters, after branches that lead to no loss.
             let last = *numbers.last().expect("there is a micro-batch");
             drop(self.loss(self.model(), step, last, with_scopes).backward());
