@@ -147,24 +147,26 @@ impl Weight {
         assert_fits(input.dims()[1], self.dims(), bias.as_ref());
         let dtype = input.dtype();
         let bias = bias.map(|bias| bias.cast(dtype));
-        let weight = match self {
-            Self::Tensor(weight) if is_quantized(weight) && !is_on_flex(&input) => {
-                // Backends multiply by it without a dense copy.
-                return burn::tensor::module::linear(input, weight.clone(), bias);
-            }
-            _ => self.whole(),
-        };
-        if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
-            return product(input, weight, bias);
+        if let Self::Tensor(weight) = self
+            && is_quantized(weight)
+            && !is_on_flex(&input)
+        {
+            // Backends multiply by it without a dense copy.
+            return burn::tensor::module::linear(input, weight.clone(), bias);
         }
+        let weight = match self.in_parts() {
+            Self::Tensor(weight) if weight.dtype() == dtype => {
+                return product(input, weight, bias);
+            }
+            weight => weight,
+        };
         let ([rows, _], [_, d_output]) = (input.dims(), self.dims());
         // Rounded once.
         let (input, bias) = (widened(input), bias.map(widened));
         let output = filled([rows, d_output], dtype, &input);
-        by_parts(output, &self.parts(1, &input), |columns| {
+        by_parts(output, &weight.parts(1, &input), |columns| {
             let bias = bias.clone().map(|bias| bias.slice([columns.clone()]));
-            let weights = self.columns(weight.as_ref(), columns, wide(dtype));
-            product(input.clone(), weights, bias)
+            product(input.clone(), weight.columns(columns, wide(dtype)), bias)
         })
     }
 
@@ -173,22 +175,20 @@ impl Weight {
     pub(super) fn product_transposed(&self, grad: Tensor<2>, over: Option<Tensor<2>>) -> Tensor<2> {
         let dtype = grad.dtype();
         let ([rows, _], [d_input, _]) = (grad.dims(), self.dims());
-        let weight = self.whole();
-        if let Some(weight) = weight.clone().filter(|weight| weight.dtype() == dtype) {
-            let weight = weight.transpose();
-            return match over {
-                Some(over) => product_over(over, grad, weight),
-                None => matmul(grad, weight),
-            };
-        }
+        let weight = match self.in_parts() {
+            Self::Tensor(weight) if weight.dtype() == dtype => {
+                let weight = weight.transpose();
+                return match over {
+                    Some(over) => product_over(over, grad, weight),
+                    None => matmul(grad, weight),
+                };
+            }
+            weight => weight,
+        };
         let grad = widened(grad);
         let output = over.unwrap_or_else(|| filled([rows, d_input], dtype, &grad));
-        by_parts(output, &self.parts(0, &grad), |part| {
-            let weights = match &weight {
-                Some(weight) => weight.clone().slice_dim(0, part),
-                None => self.rows(part, wide(dtype)),
-            };
-            matmul(grad.clone(), weights.cast(wide(dtype)).transpose())
+        by_parts(output, &weight.parts(0, &grad), |part| {
+            matmul(grad.clone(), weight.rows(part, wide(dtype)).transpose())
         })
     }
 
@@ -214,23 +214,21 @@ impl Weight {
         .cast(dtype)
     }
 
-    /// The weight, if it is not packed by columns.
-    fn whole(&self) -> Option<Tensor<2>> {
+    /// Columns of a weight that is not quantized.
+    fn columns(&self, columns: Range<usize>, dtype: DType) -> Tensor<2> {
         match self {
-            Self::Tensor(weight) if is_quantized(weight) => Some(weight.clone().dequantize()),
-            Self::Tensor(weight) => Some(weight.clone()),
-            Self::Packed(packed) => (!packed.is_transposed()).then(|| packed.unpacked()),
+            Self::Tensor(weight) => weight.clone().slice_dim(1, columns),
+            Self::Packed(packed) => packed.unpacked_columns(columns),
         }
+        .cast(dtype)
     }
 
-    /// Columns of the weight, which is `whole` if there is one.
-    fn columns(&self, whole: Option<&Tensor<2>>, columns: Range<usize>, dtype: DType) -> Tensor<2> {
-        let weights = match (self, whole) {
-            (_, Some(whole)) => whole.clone().slice_dim(1, columns),
-            (Self::Packed(packed), None) => packed.rows_transposed(columns),
-            (Self::Tensor(_), None) => unreachable!("only what is packed has no whole"),
-        };
-        weights.cast(dtype)
+    /// The weight as its parts are read: whole, if it is quantized or not packed by columns.
+    fn in_parts(&self) -> Self {
+        match self {
+            Self::Packed(packed) if !packed.is_transposed() => Self::Tensor(packed.unpacked()),
+            weight => weight.clone().dequantized(),
+        }
     }
 
     /// Parts of an axis that are unpacked or cast at once, of which each thread has one.

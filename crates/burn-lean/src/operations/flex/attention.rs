@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{Bool, DType, FloatDType, Shape, Tensor, bf16, f16};
+use burn::tensor::{Bool, DType, FloatDType, Tensor, bf16, f16};
 use lean_arithmetic::slices::{Softmax, drop_part};
 
 use super::super::attention::shape::Dimensions;
@@ -17,7 +17,7 @@ use super::super::chunks::chunks_of;
 use super::super::product::Before;
 use super::super::threads::{in_parallel, threads};
 use super::product::{Matrix, multiply, unflipped};
-use super::{FlexTensor, floats, own, read, tensor, zeros};
+use super::{FlexTensor, floats, of, own, read, tensor};
 
 /// How many scores a thread makes at once, if these are at least [`FEWEST_ROWS`].
 const SCORES: usize = 32 << 10;
@@ -45,15 +45,12 @@ pub(in super::super) struct Settings {
 
 /// The attended values: `[batch, time, heads, size]`, as the query, the key and the value are.
 pub(in super::super) fn attention(settings: Settings, operands: [Tensor<4>; 3]) -> Tensor<4> {
-    let (at_once, dtype) = (4 * threads(&operands[0]), operands[0].dtype());
+    let at_once = 4 * threads(&operands[0]);
+    let options = (&operands[0].device(), operands[0].dtype());
+    let shape = &settings.shape;
+    let dims = [shape.batch, shape.time, shape.heads, shape.value_size];
+    let mut output = of(Tensor::<4>::full(dims, 0.0, options));
     let heads = Heads::new(settings, operands.map(unflipped));
-    let Heads { dims, .. } = &heads;
-    let shape = Shape::new([dims.batch, dims.time, dims.heads, dims.value_size]);
-    let mut output = match dtype {
-        DType::F16 => FlexTensor::filled_typed(shape, dtype, f16::ZERO),
-        DType::BF16 => FlexTensor::filled_typed(shape, dtype, bf16::ZERO),
-        _ => zeros(&shape),
-    };
     for groups in heads.groups().chunks(heads.at_once(at_once)) {
         let outputs = in_parallel(groups, |group| heads.outputs(group));
         for (group, outputs) in groups.iter().zip(outputs) {

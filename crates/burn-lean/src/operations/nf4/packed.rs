@@ -160,6 +160,19 @@ impl Packed {
         }
     }
 
+    /// These columns of the weight, in f32.
+    pub(crate) fn unpacked_columns(&self, columns: Range<usize>) -> Tensor<2> {
+        if !self.is_transposed {
+            return self.unpacked().slice_dim(1, columns);
+        }
+        #[cfg(feature = "flex")]
+        if is_on_flex(&self.of_scales) && !columns.is_empty() && self.dims[1] > 0 {
+            // A product with this layout is faster than with that of the matrix.
+            return self.part([columns, 0..self.dims[1]], true);
+        }
+        self.rows(columns).transpose()
+    }
+
     /// Rows and columns of the matrix, neither none; or columns and rows.
     #[cfg(feature = "flex")]
     fn part(&self, at: [Range<usize>; 2], is_transposed: bool) -> Tensor<2> {
@@ -194,15 +207,6 @@ impl Packed {
         let before = range.start - blocks.start * BLOCK;
         let scales = scales.slice_dim(0, before..before + range.len());
         (numbers * scales).reshape([rows.len(), width])
-    }
-
-    /// These rows of the matrix, as columns: a product with them is faster than with rows.
-    pub(crate) fn rows_transposed(&self, rows: Range<usize>) -> Tensor<2> {
-        #[cfg(feature = "flex")]
-        if is_on_flex(&self.of_scales) && !rows.is_empty() && self.dims[1] > 0 {
-            return self.part([rows, 0..self.dims[1]], true);
-        }
-        self.rows(rows).transpose()
     }
 
     fn scales_of(&self, blocks: Range<usize>) -> Tensor<1> {
