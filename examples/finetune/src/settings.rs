@@ -1,5 +1,7 @@
 //! The settings of a training, which its folder keeps.
 
+use std::fs;
+use std::io;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
@@ -19,7 +21,7 @@ pub struct Settings {
     pub model: PathBuf,
     /// Plain text, or `.jsonl` with `messages` or `text` in each line
     pub text: PathBuf,
-    /// Checksums of the text and of the tokenizer.
+    /// Checksums of the text, the tokenizer and the weights.
     #[arg(skip)]
     pub digests: Vec<String>,
     /// What is trained
@@ -66,7 +68,7 @@ pub enum How {
 }
 
 impl Settings {
-    /// Looks at the numbers and at the texts, which must be those that the training began with.
+    /// Looks at the numbers and at the files, which must be those that the training began with.
     ///
     /// # Errors
     ///
@@ -83,16 +85,41 @@ impl Settings {
             "the layers of the model are in four bits: train adapters, with --how nf4"
         );
         ensure!(self.batch > 0 && self.rank > 0, "a batch or a rank of 0");
-        let tokenizer = self.model.join("tokenizer.json");
-        let digests = vec![digest(&self.text)?, digest(&tokenizer)?];
-        ensure!(
-            self.digests.is_empty() || self.digests == digests,
-            "{} or {} is not what the training began with",
-            self.text.display(),
-            tokenizer.display()
-        );
+        let files = self.files()?;
+        let digests: Vec<_> = files
+            .iter()
+            .map(|it| digest(it))
+            .collect::<io::Result<_>>()?;
+        if !self.digests.is_empty() {
+            let pairs = files.iter().zip(&digests).zip(&self.digests);
+            for ((file, found), expected) in pairs {
+                let shown = file.display();
+                ensure!(
+                    found == expected,
+                    "{shown} is not what the training began with"
+                );
+            }
+            ensure!(
+                digests.len() == self.digests.len(),
+                "{} has more or fewer files of weights than the training began with",
+                self.model.display()
+            );
+        }
         self.digests = digests;
         Ok(())
+    }
+
+    /// Those that decide what is learned.
+    fn files(&self) -> io::Result<Vec<PathBuf>> {
+        let mut files = vec![self.text.clone(), self.model.join("tokenizer.json")];
+        for entry in fs::read_dir(&self.model)? {
+            let path = entry?.path();
+            if path.extension() == Some("safetensors".as_ref()) {
+                files.push(path);
+            }
+        }
+        files[2..].sort();
+        Ok(files)
     }
 
     /// The learning rate.

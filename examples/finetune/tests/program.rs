@@ -289,14 +289,24 @@ fn a_training_that_was_killed_goes_on_as_if_it_was_not() {
         let steps = checkpoints(&path.join("new")).into_iter().max().unwrap() + 3;
         let steps = ["--steps", &*steps.to_string().leak()];
 
+        let resume = with(&[&steps[..], &["--resume"]].concat());
         let text = fs::read_to_string(path.join("text.txt")).unwrap();
         fs::write(path.join("text.txt"), format!("{text} one")).unwrap();
-        let (other, _) = refused(run(path, "new", &with(&["--resume"])));
+        let (other, _) = refused(run(path, "new", &resume));
         assert!(
             other.contains("is not what the training began with"),
             "{other}"
         );
         fs::write(path.join("text.txt"), text).unwrap();
+        let weights = path.join("model.safetensors");
+        let of_before = fs::read(&weights).unwrap();
+        let mut of_others = of_before.clone();
+        *of_others.last_mut().unwrap() ^= 1;
+        fs::write(&weights, of_others).unwrap();
+        let (other, _) = refused(run(path, "new", &resume));
+        let name = "model.safetensors is not what the training began with";
+        assert!(other.contains(name), "{other}");
+        fs::write(&weights, of_before).unwrap();
         let (other, _) = refused(run(path, "new", &with(&["--resume", "--seed", "7"])));
         assert!(
             other.contains("the run to resume has --seed 42, not 7"),
@@ -306,7 +316,6 @@ fn a_training_that_was_killed_goes_on_as_if_it_was_not() {
         // What is learned is not lost if it cannot be written.
         let in_the_way = path.join("new").join(file);
         fs::create_dir(&in_the_way).unwrap();
-        let resume = with(&[&steps[..], &["--resume"]].concat());
         let (full, code) = refused(run(path, "new", &resume));
         let way_out = format!("make room, and --resume goes on after step {}", steps[1]);
         assert!(full.contains(&way_out) && full.contains(file), "{full}");
