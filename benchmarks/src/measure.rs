@@ -1,6 +1,6 @@
 //! Measures a training, inside its process: the steps, their peak, and one more step by its stages.
 
-use crate::results::{Bytes, Measured, Settings};
+use crate::results::{Bytes, Measured, Pool, Settings};
 use crate::subject::{Case, Subject};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,11 @@ pub trait Counter {
 
     /// Resets the peak to the bytes in use now.
     fn reset_peak(&self);
+
+    /// The pools of a GPU at that peak.
+    fn pools(&self) -> Vec<Pool> {
+        Vec::new()
+    }
 }
 
 impl Counter for Memory {
@@ -110,6 +115,7 @@ pub fn measure(
     }
     // Before the digest, which has the weights on the heap.
     let mut peak = memory.map(Counter::peak);
+    let pools = memory.map(Counter::pools).unwrap_or_default();
     let weights_digest = training.weights_digest()?;
     if let (Some(memory), Some(peak), true) = (memory, &mut peak, spec.subject.is_floor()) {
         training.discard_gradients()?;
@@ -156,5 +162,6 @@ pub fn measure(
         final_loss,
         weights_digest,
         memory: bytes,
+        pools,
     })
 }

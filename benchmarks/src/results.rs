@@ -143,6 +143,24 @@ pub struct Measured {
     pub weights_digest: String,
     /// Bytes, if the process counted them.
     pub memory: Option<Bytes>,
+    /// Where those bytes were at the peak, if the backend tells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<Pool>,
+}
+
+/// A pool of a GPU's memory at the peak in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// What the pool is for.
+    pub name: String,
+    /// Bytes of a page, where all pages of the pool have the same size.
+    pub page_bytes: Option<u64>,
+    /// Pages that are held.
+    pub pages: u64,
+    /// Bytes that tensors use.
+    pub in_use_bytes: u64,
+    /// Bytes of all pages.
+    pub reserved_bytes: u64,
 }
 
 /// Bytes in use, all beyond those before the model was built.
@@ -281,6 +299,7 @@ mod tests {
             final_loss: 1.0,
             weights_digest: "00".into(),
             memory: Some(bytes),
+            pools: Vec::new(),
         };
         let items = Items::new(&measured, bytes);
         assert_eq!((items.parameters, items.optimizer_state), (100, 200));

@@ -256,6 +256,10 @@ pub enum Pools {
     Default,
     /// With `burn_lean::reuse_device_memory`: tensors of a weight's size share buffers (Burn 0.22)
     SizeMatch,
+    /// Weights share pages with other tensors: CubeCL's `persistent_memory = "disabled"` (Burn 0.22)
+    Disabled,
+    /// As by default, and `memory_cleanup` after the first step (Burn 0.22)
+    Cleanup,
 }
 
 /// How the gradient of a linear layer's weight is computed.

@@ -1,7 +1,7 @@
 //! The results as text: a table in Markdown, ratios of times, and what is missing.
 
 use crate::machine::describe;
-use crate::results::{Items, LeftOut, Phase, Results, Run, median};
+use crate::results::{Items, LeftOut, Phase, Pool, Results, Run, median};
 use crate::subject::{Burn, Checkpointing, Mode, Subject};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
@@ -81,6 +81,12 @@ pub fn table(results: &Results) -> String {
         }
         text += &format!("{table}\n\n{LEGEND}\n");
     }
+    let pools = pools(&results.runs);
+    if !pools.is_empty() {
+        text += "\nPools at the peak (pages of so many MiB), MiB in use and reserved:\n";
+        text += &pools.join("\n");
+        text.push('\n');
+    }
     let ratios = ratios(&results.runs);
     if !ratios.is_empty() {
         text += "\nStep times, relative to the run of plain Burn next to it, and the weights after the last step:\n";
@@ -110,6 +116,28 @@ fn mib(bytes: impl Into<i128>) -> String {
 
 fn phase(phase: Phase) -> String {
     format!("{phase:?}").to_lowercase()
+}
+
+/// A line for each run of a GPU: pools of a MiB at least.
+fn pools(all: &[Run]) -> Vec<String> {
+    let runs = all.iter().filter(|run| run.repetition == 0);
+    let runs = runs.filter(|run| !run.measured.pools.is_empty());
+    let line = |run: &Run| {
+        let pools = run.measured.pools.iter();
+        let pools = pools.filter(|it| it.reserved_bytes >= 1 << 20);
+        let pools = pools.map(pool).collect::<Vec<_>>();
+        format!("- {}: {}", run.case.with(&run.subject), pools.join("; "))
+    };
+    runs.map(line).collect()
+}
+
+fn pool(pool: &Pool) -> String {
+    let pages = match pool.page_bytes {
+        Some(bytes) => format!(" ({} of {})", pool.pages, mib(bytes)),
+        None => String::new(),
+    };
+    let (in_use, reserved) = (mib(pool.in_use_bytes), mib(pool.reserved_bytes));
+    format!("{}{pages} {in_use} of {reserved}", pool.name)
 }
 
 /// The step times of all repetitions of a run, in order.

@@ -1,11 +1,29 @@
 //! Bytes of a GPU. Burn 0.22 tells those in use now, and counts no peak.
 
+use anyhow::{Result, ensure};
 use benchmarks::measure::Counter;
+use benchmarks::results::Pool;
+use burn_0_22::backend::DispatchDevice;
 use burn_0_22::tensor::Device;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::cubecl::config::memory::PersistentMemory;
+use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use burn_cubecl::cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryReport, MemoryScope};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use vit_0_21::memory::Peak;
+
+/// Before the first device: weights get no buffers of their own.
+pub(super) fn share_pages_of_weights() -> Result<()> {
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.memory.persistent_memory = PersistentMemory::Disabled;
+    ensure!(
+        CubeClRuntimeConfig::try_set(config),
+        "a GPU was used before"
+    );
+    Ok(())
+}
 
 /// Asks the device without a pause, from a thread of its own: its queue of operations is not that of the
 /// thread that trains, which stays as it is. The peak in use is the highest that was seen, at the
@@ -19,20 +37,32 @@ pub(super) struct DeviceMemory {
 
 #[derive(Default)]
 struct Seen {
-    in_use: AtomicU64,
-    reserved: AtomicU64,
+    most: Mutex<Most>,
     is_over: AtomicBool,
+}
+
+#[derive(Default)]
+struct Most {
+    in_use: u64,
+    reserved: u64,
+    /// When most was in use.
+    report: Option<MemoryReport>,
 }
 
 impl Seen {
     /// Notes what is in use now; the bytes.
     fn look(&self, device: &Device) -> u64 {
-        let Some(usage) = device.memory_pool_usage() else {
-            return 0;
+        let DispatchDevice::Cube(device) = device.as_dispatch() else {
+            unreachable!("it is a GPU");
         };
-        self.in_use.fetch_max(usage.bytes_in_use, Ordering::Relaxed);
-        self.reserved
-            .fetch_max(usage.bytes_reserved, Ordering::Relaxed);
+        let report = CubeDevice::client(device).memory_report(MemoryScope::Device);
+        let usage = report.usage();
+        let mut most = self.most.lock().expect("nobody panics with it");
+        most.reserved = most.reserved.max(usage.bytes_reserved);
+        if most.report.is_none() || usage.bytes_in_use > most.in_use {
+            most.in_use = usage.bytes_in_use;
+            most.report = Some(report);
+        }
         usage.bytes_in_use
     }
 }
@@ -60,21 +90,28 @@ impl DeviceMemory {
 
 impl Counter for DeviceMemory {
     fn in_use(&self) -> u64 {
+        // Runs the operations that fusion has queued.
+        self.device.memory_pool_usage();
         self.seen.look(&self.device)
     }
 
     fn peak(&self) -> Peak {
         self.in_use();
+        let most = self.seen.most.lock().expect("nobody panics with it");
         Peak {
-            in_use: self.seen.in_use.load(Ordering::Relaxed),
-            reserved: Some(self.seen.reserved.load(Ordering::Relaxed)),
+            in_use: most.in_use,
+            reserved: Some(most.reserved),
         }
     }
 
     fn reset_peak(&self) {
-        self.seen.in_use.store(0, Ordering::Relaxed);
-        self.seen.reserved.store(0, Ordering::Relaxed);
+        *self.seen.most.lock().expect("nobody panics with it") = Most::default();
         self.in_use();
+    }
+
+    fn pools(&self) -> Vec<Pool> {
+        let most = self.seen.most.lock().expect("nobody panics with it");
+        most.report.as_ref().map(pools).unwrap_or_default()
     }
 }
 
@@ -83,5 +120,41 @@ impl Drop for DeviceMemory {
         self.seen.is_over.store(true, Ordering::Relaxed);
         // If it has panicked, so has the training.
         let _ = self.watcher.take().map(JoinHandle::join);
+    }
+}
+
+/// The pools that hold something, thread by thread.
+fn pools(report: &MemoryReport) -> Vec<Pool> {
+    let mut pools = Vec::new();
+    for stream in &report.streams {
+        let auxiliary = stream.auxiliary.iter();
+        let auxiliary = auxiliary.map(|it| (Some(it.name.as_str()), &it.pools));
+        for (name, all) in [(None, &stream.pools)].into_iter().chain(auxiliary) {
+            let each = all.dynamic.iter().chain([&all.persistent, &all.dedicated]);
+            let each = each.filter(|pool| pool.usage.bytes_reserved > 0);
+            pools.extend(each.map(|of| pool(name, of)));
+        }
+    }
+    pools
+}
+
+fn pool(name: Option<&str>, of: &MemoryPoolReport) -> Pool {
+    let (kind, page_bytes) = match of.kind {
+        MemoryPoolKind::Sliced {
+            page_size,
+            max_slice_size,
+        } if max_slice_size < page_size => ("small tensors", Some(page_size)),
+        // Made before a larger tensor came, and held by one that lives on.
+        MemoryPoolKind::Sliced { page_size, .. } => ("smaller pages", Some(page_size)),
+        MemoryPoolKind::Adaptive { page_size, .. } => ("shared pages", Some(page_size)),
+        MemoryPoolKind::Exclusive { .. } | MemoryPoolKind::Direct => ("own pages", None),
+        MemoryPoolKind::Persistent => ("weights' sizes", None),
+    };
+    Pool {
+        name: name.unwrap_or(kind).to_string(),
+        page_bytes,
+        pages: of.pages,
+        in_use_bytes: of.usage.bytes_in_use,
+        reserved_bytes: of.usage.bytes_reserved,
     }
 }

@@ -1,11 +1,11 @@
 //! The worker for Burn 0.22, where a backend is no type parameter and gradient release is
 //! `burn-lean`.
 
+#[cfg(feature = "cube")]
 mod memory;
 mod models;
 mod optimizer;
 
-use self::memory::DeviceMemory;
 use self::models::{Language, LeanLanguage, Trainee, half};
 use anyhow::{Context, Result, bail, ensure};
 use benchmarks::measure::{Counter, Purpose, Spec, Stage, Training, measure};
@@ -41,9 +41,11 @@ pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
 
 /// The device, without autodiff, whose pools are what the run asks for.
 fn open(run: &Burn) -> Result<Device> {
-    if run.pools == Pools::SizeMatch {
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        burn_lean::reuse_device_memory()?;
+    #[cfg(feature = "cube")]
+    match run.pools {
+        Pools::Default | Pools::Cleanup => {}
+        Pools::SizeMatch => burn_lean::reuse_device_memory()?,
+        Pools::Disabled => memory::share_pages_of_weights()?,
     }
     Ok(match run.backend {
         #[cfg(feature = "flex")]
@@ -74,7 +76,10 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         .batches(spec.case.batch_size, steps, settings.seed);
     let memory: Option<Box<dyn Counter>> = match (spec.measure, run.backend.is_on_heap()) {
         (Purpose::Memory, true) => Some(Box::new(Memory::heap())),
-        (Purpose::Memory, false) => Some(Box::new(DeviceMemory::start(&inner))),
+        #[cfg(feature = "cube")]
+        (Purpose::Memory, false) => Some(Box::new(memory::DeviceMemory::start(&inner))),
+        #[cfg(not(feature = "cube"))]
+        (Purpose::Memory, false) => None,
         (Purpose::Time, _) => None,
     };
 
@@ -146,6 +151,9 @@ impl<M: Trainee> Training for Train<'_, M> {
         let start = Instant::now();
         let model = self.model.take().context("a step failed")?;
         let batch = self.batches[number % self.batches.len()].clone();
+        if self.run.pools == Pools::Cleanup && number == 1 {
+            self.device.memory_cleanup();
+        }
         let loss = model.loss(batch, self.run, dropout, &self.device);
         let value = loss.clone().into_scalar::<f64>();
         ends(Stage::Forward);

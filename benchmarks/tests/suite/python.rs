@@ -37,7 +37,9 @@ fn pytorch_runs_beside_burn() {
 "largest_parameter": 16384, "step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc", "memory": {
 "peak_bytes": 1700, "peak_reserved_bytes": null, "warm_up_peak_bytes": 1650, "optimizer_state_bytes": 800,
 "live_before": 1200, "live_after_forward": 1300, "live_after_backward": 1600, "live_after_step": 1600,
-"peak_in_forward": 1310, "peak_in_backward": 1610, "peak_in_step": 1700}}' ;;
+"peak_in_forward": 1310, "peak_in_backward": 1610, "peak_in_step": 1700}, "pools": [
+{"name": "shared pages", "page_bytes": 4194304, "pages": 3, "in_use_bytes": 10485760, "reserved_bytes": 12582912},
+{"name": "own pages", "page_bytes": null, "pages": 9, "in_use_bytes": 0, "reserved_bytes": 1000}]}' ;;
 *) echo 'Traceback' >&2; echo 'RuntimeError: no hooks here' >&2; exit 1 ;;"#;
     let options = "--batch-size 1 --pytorch foreach,no-foreach,fused,hook,optimi,checkpoint";
     let mut command = suite(home.path(), cases, &format!("{PLAIN} {options}"));
@@ -45,6 +47,7 @@ fn pytorch_runs_beside_burn() {
     // is 1.
     let outcome = Outcome::of(&mut command, home.path(), 1);
     outcome.mentions("hook: RuntimeError: no hooks here");
+    outcome.mentions("foreach: shared pages (3 of 4.0) 10.0 of 12.0\n");
     outcome.mentions("optimi: this Python does not have it");
     assert_eq!(outcome.json["versions"]["pytorch"], "2");
     assert_eq!(outcome.json["failed"].as_array().unwrap().len(), 1);
