@@ -5,7 +5,6 @@ use benchmarks::measure::Counter;
 use benchmarks::results::Pool;
 use burn_0_22::backend::DispatchDevice;
 use burn_0_22::tensor::Device;
-use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl::config::memory::PersistentMemory;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use burn_cubecl::cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryReport, MemoryScope};
@@ -55,7 +54,7 @@ impl Seen {
         let DispatchDevice::Cube(device) = device.as_dispatch() else {
             unreachable!("it is a GPU");
         };
-        let report = CubeDevice::client(device).memory_report(MemoryScope::Device);
+        let report = device.client().memory_report(MemoryScope::Device);
         let usage = report.usage();
         let mut most = self.most.lock().expect("nobody panics with it");
         most.reserved = most.reserved.max(usage.bytes_reserved);
