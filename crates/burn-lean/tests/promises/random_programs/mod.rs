@@ -4,7 +4,8 @@
 mod model;
 mod program;
 
-use burn_lean::LossScaler;
+use burn_lean::optim::{InOnePass, Lean};
+use burn_lean::{LossScaler, MixedPrecision};
 
 use self::model::{Graph, Model, Op, Part, average, values};
 pub(crate) use self::program::Source;
@@ -44,11 +45,20 @@ impl Program {
     fn burns(&self) -> ModuleOptimizer {
         let clipping = GradientClippingConfig::Norm(0.01);
         let sgd = SgdConfig::new();
-        match self.optimizer {
-            0 => sgd.init(),
-            1 => sgd.with_gradient_clipping(Some(clipping)).init(),
-            2 => momentum(),
-            _ => adamw(),
+        match (self.optimizer, self.dtype) {
+            (0, _) => sgd.init(),
+            (1, _) => sgd.with_gradient_clipping(Some(clipping)).init(),
+            (2, DType::F32) => momentum(),
+            (_, DType::F32) => adamw(),
+            // Burn cannot resume its own: see `burn_loads_states_of_half_precision_in_f32`.
+            (2, _) => sgd
+                .with_momentum(Some(MomentumConfig::new()))
+                .in_one_pass()
+                .init(),
+            _ => AdamWConfig::new()
+                .with_weight_decay(0.01)
+                .in_one_pass()
+                .init(),
         }
     }
 
@@ -385,6 +395,19 @@ fn burn_loses_a_step_of_a_graph_merged_twice() {
     assert!(pass(false).is_ok(), "parameters begin the graphs");
     assert!(pass(true).is_ok());
     assert!(pass(false).is_err_and(|text| text.contains(CONSUMED)));
+}
+
+/// As above, if this fails.
+#[test]
+fn burn_loads_states_of_half_precision_in_f32() {
+    let linear = LinearConfig::new(2, 2).init(&flex());
+    let model = MixedPrecision::bf16().cast(linear).unwrap();
+    let loss = |model: &Linear| model.weight.val().square().sum();
+    let mut optim = momentum();
+    let model = plain_step(model, &mut optim, loss);
+    let mut resumed = momentum().load_record(optim.to_record());
+    let stepped = panic_of(|| plain_step(model, &mut resumed, loss));
+    assert!(stepped.is_err_and(|text| text.contains("dtype mismatch")));
 }
 
 /// What random programs have found: two parameters, a forward pass, and what is the loss.
