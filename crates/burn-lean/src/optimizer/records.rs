@@ -43,6 +43,9 @@ impl ReleaseOptimizer {
     /// after a step that was interrupted, they are dropped. With a [sharded
     /// reduction](GradientReduction::is_sharded), each replica loads the states of all, and keeps its own.
     ///
+    /// Burn loads the states of its own optimizers in f32. For weights in half precision, the next step
+    /// would panic ("dtype mismatch"): use those of feature `optim`, such as `in_one_pass`.
+    ///
     /// # Panics
     ///
     /// If a sharded reduction does not know the owner of a state.

@@ -4,7 +4,8 @@
 mod model;
 mod program;
 
-use burn_lean::optim::{InOnePass, Lean};
+use burn::optim::LionConfig;
+use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
 use burn_lean::{LossScaler, MixedPrecision};
 
 use self::model::{Graph, Model, Op, Part, average, values};
@@ -15,6 +16,8 @@ use crate::harness::prelude::*;
 use crate::small::panic_of;
 
 const RATE: f64 = 30.0 * LR;
+/// Of roundings.
+const SEED: u64 = 7;
 
 /// By how much scopes and early gradients may change the last bits of a step of SGD, in units in the last place of the
 /// largest weight.
@@ -45,20 +48,20 @@ impl Program {
     fn burns(&self) -> ModuleOptimizer {
         let clipping = GradientClippingConfig::Norm(0.01);
         let sgd = SgdConfig::new();
+        let decaying = AdamWConfig::new().with_weight_decay(0.01);
         match (self.optimizer, self.dtype) {
             (0, _) => sgd.init(),
             (1, _) => sgd.with_gradient_clipping(Some(clipping)).init(),
             (2, DType::F32) => momentum(),
-            (_, DType::F32) => adamw(),
+            (3, DType::F32) => adamw(),
+            (_, DType::F32) => LionConfig::new().in_one_pass().init(),
             // Burn cannot resume its own: see `burn_loads_states_of_half_precision_in_f32`.
             (2, _) => sgd
                 .with_momentum(Some(MomentumConfig::new()))
                 .in_one_pass()
                 .init(),
-            _ => AdamWConfig::new()
-                .with_weight_decay(0.01)
-                .in_one_pass()
-                .init(),
+            (3, _) => decaying.in_one_pass().init(),
+            _ => decaying.in_five_bytes(SEED).init(),
         }
     }
 

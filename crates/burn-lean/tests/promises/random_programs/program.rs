@@ -190,7 +190,7 @@ impl Source {
             steps: steps.collect(),
             graphs,
             dtype,
-            optimizer: self.next(4),
+            optimizer: self.next(5),
             setting,
             is_early: self.one_in(2),
         }
