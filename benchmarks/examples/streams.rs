@@ -2,8 +2,8 @@
 //! thread, CubeCL's default, and with `max_streams = 1`.
 
 use anyhow::{Context, Result, ensure};
+use benchmarks::device::configure;
 use burn_0_22::tensor::{Device, Distribution, Tensor};
-use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use std::process::Command;
 use std::{env, thread};
 
@@ -23,12 +23,7 @@ fn main() -> Result<()> {
 
 /// Prints what is reserved after each of some batches.
 fn reserved(max_streams: u8) -> Result<()> {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    config.streaming.max_streams = max_streams;
-    ensure!(
-        CubeClRuntimeConfig::try_set(config),
-        "a GPU was used before"
-    );
+    configure(|config| config.streaming.max_streams = max_streams)?;
     let device = Device::wgpu(Default::default());
     let weight = Tensor::<2>::ones([1024, 1024], &device);
     print!("max_streams = {max_streams}, MiB reserved after each batch:");

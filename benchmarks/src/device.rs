@@ -1,10 +1,12 @@
-//! Checks that this machine has the device of a backend.
+//! Checks that this machine has the device of a backend, and sets it up.
 //!
 //! Without its device, a GPU backend of Burn panics at its first use.
 
 use anyhow::Result;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "cube")]
 use anyhow::bail;
+#[cfg(feature = "cube")]
+use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use vit_inputs::BackendKind;
 
 /// Finds whether a backend of this build can be used.
@@ -22,6 +24,21 @@ pub fn require(backend: BackendKind) -> Result<()> {
         #[allow(unreachable_patterns)] // With every feature on, no backend remains.
         _ => Ok(()),
     }
+}
+
+/// Changes the settings that CubeCL has for Burn 0.22, beside those of a `cubecl.toml`.
+///
+/// # Errors
+///
+/// A GPU was used before: they are read once.
+#[cfg(feature = "cube")]
+pub fn configure(change: impl FnOnce(&mut CubeClRuntimeConfig)) -> Result<()> {
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    change(&mut config);
+    if !CubeClRuntimeConfig::try_set(config) {
+        bail!("a GPU was used before");
+    }
+    Ok(())
 }
 
 /// An adapter of wgpu.

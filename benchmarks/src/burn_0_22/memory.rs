@@ -1,28 +1,14 @@
 //! Bytes of a GPU. Burn 0.22 tells those in use now, and counts no peak.
 
-use anyhow::{Result, ensure};
 use benchmarks::measure::Counter;
 use benchmarks::results::Pool;
 use burn_0_22::backend::DispatchDevice;
 use burn_0_22::tensor::Device;
-use burn_cubecl::cubecl::config::memory::PersistentMemory;
-use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use burn_cubecl::cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryReport, MemoryScope};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use vit_0_21::memory::Peak;
-
-/// Before the first device: weights get no buffers of their own.
-pub(super) fn share_pages_of_weights() -> Result<()> {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    config.memory.persistent_memory = PersistentMemory::Disabled;
-    ensure!(
-        CubeClRuntimeConfig::try_set(config),
-        "a GPU was used before"
-    );
-    Ok(())
-}
 
 /// Asks the device without a pause, from a thread of its own: its queue of operations is not that of the
 /// thread that trains, which stays as it is. The peak in use is the highest that was seen, at the
@@ -42,10 +28,16 @@ struct Seen {
 
 #[derive(Default)]
 struct Most {
-    in_use: u64,
     reserved: u64,
     /// When most was in use.
     report: Option<MemoryReport>,
+}
+
+impl Most {
+    fn in_use(&self) -> u64 {
+        let report = self.report.as_ref();
+        report.map_or(0, |report| report.usage().bytes_in_use)
+    }
 }
 
 impl Seen {
@@ -58,8 +50,7 @@ impl Seen {
         let usage = report.usage();
         let mut most = self.most.lock().expect("nobody panics with it");
         most.reserved = most.reserved.max(usage.bytes_reserved);
-        if most.report.is_none() || usage.bytes_in_use > most.in_use {
-            most.in_use = usage.bytes_in_use;
+        if most.report.is_none() || usage.bytes_in_use > most.in_use() {
             most.report = Some(report);
         }
         usage.bytes_in_use
@@ -98,7 +89,7 @@ impl Counter for DeviceMemory {
         self.in_use();
         let most = self.seen.most.lock().expect("nobody panics with it");
         Peak {
-            in_use: most.in_use,
+            in_use: most.in_use(),
             reserved: Some(most.reserved),
         }
     }

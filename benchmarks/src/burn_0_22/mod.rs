@@ -8,12 +8,16 @@ mod optimizer;
 
 use self::models::{Language, LeanLanguage, Trainee, half};
 use anyhow::{Context, Result, bail, ensure};
+#[cfg(feature = "cube")]
+use benchmarks::device::configure;
 use benchmarks::measure::{Counter, Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations, Pools};
 use burn_0_22::optim::{GradientsParams, ModuleOptimizer};
 use burn_0_22::tensor::{DType, Device};
+#[cfg(feature = "cube")]
+use burn_cubecl::cubecl::config::memory::PersistentMemory;
 use burn_lean::{
     CastError, EarlyGradients, MixedPrecision, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
@@ -45,7 +49,9 @@ fn open(run: &Burn) -> Result<Device> {
     match run.pools {
         Pools::Default | Pools::Cleanup => {}
         Pools::SizeMatch => burn_lean::reuse_device_memory()?,
-        Pools::Disabled => memory::share_pages_of_weights()?,
+        Pools::Disabled => configure(|config| {
+            config.memory.persistent_memory = PersistentMemory::Disabled;
+        })?,
     }
     Ok(match run.backend {
         #[cfg(feature = "flex")]
@@ -78,9 +84,8 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
         (Purpose::Memory, true) => Some(Box::new(Memory::heap())),
         #[cfg(feature = "cube")]
         (Purpose::Memory, false) => Some(Box::new(memory::DeviceMemory::start(&inner))),
-        #[cfg(not(feature = "cube"))]
-        (Purpose::Memory, false) => None,
-        (Purpose::Time, _) => None,
+        // Time, or a GPU that this build does not have.
+        _ => None,
     };
 
     device.seed(settings.seed);
