@@ -1,13 +1,15 @@
 //! Whatever the program, with scopes or without, accumulated, clipped and scaled, and whatever happens
 //! between two steps: release changes no bit beside plain Burn over the same graph.
 
+mod faults;
 mod model;
 mod program;
 
 use burn::optim::LionConfig;
+use burn_lean::LossScaler;
 use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
-use burn_lean::{LossScaler, MixedPrecision};
 
+use self::faults::CONSUMED;
 use self::model::{Graph, Model, Op, Part, average, values};
 pub(crate) use self::program::Source;
 use self::program::{Change, Program, Setting, Step, Way};
@@ -22,9 +24,6 @@ const SEED: u64 = 7;
 /// By how much scopes and early gradients may change the last bits of a step of SGD, in units in the last place of the
 /// largest weight.
 const LAST_BITS: f32 = 8.0;
-
-/// Of Burn's message for a node whose step is not found.
-const CONSUMED: &str = "graph tape has already been consumed";
 
 /// A model in training, and its copies, which must stay as they are.
 struct Training<'a> {
@@ -55,7 +54,7 @@ impl Program {
             (2, DType::F32) => momentum(),
             (3, DType::F32) => adamw(),
             (_, DType::F32) => LionConfig::new().in_one_pass().init(),
-            // Burn cannot resume its own: see `burn_loads_states_of_half_precision_in_f32`.
+            // Burn cannot resume its own: see `faults`.
             (2, _) => sgd
                 .with_momentum(Some(MomentumConfig::new()))
                 .in_one_pass()
@@ -259,9 +258,19 @@ enum Found {
     LastBits(f32),
     /// Plain Burn panics, or its weights are not finite any more.
     Ends,
-    /// Release panics where [Burn loses a step](burn_loses_a_step_of_a_graph_merged_twice). Which graph is merged into
+    /// Release panics where [Burn loses a step](faults). Which graph is merged into
     /// which depends on the numbers of nodes, so plain Burn need not lose it in the same program.
     StepLost,
+}
+
+/// What all comparisons have found.
+#[derive(Default)]
+struct Tally {
+    same: usize,
+    last_bits: Vec<(u64, f32)>,
+    ended: usize,
+    lost: Vec<u64>,
+    failed: Vec<String>,
 }
 
 fn is_finite(bits: &Bits) -> bool {
@@ -338,7 +347,7 @@ fn compare(program: &Program) -> Result<Found, String> {
 /// Runs these programs on so many threads at the same time.
 fn run(numbers: std::ops::Range<u64>, threads: usize) {
     let next = std::sync::atomic::AtomicU64::new(numbers.start);
-    let found = std::sync::Mutex::new((0, Vec::new(), 0, Vec::new(), Vec::new()));
+    let tally = std::sync::Mutex::new(Tally::default());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -349,22 +358,28 @@ fn run(numbers: std::ops::Range<u64>, threads: usize) {
                     }
                     let program = Source(number << 32).program();
                     let compared = panic_of(|| compare(&program)).unwrap_or_else(Err);
-                    let mut found = found.lock().unwrap();
+                    let mut tally = tally.lock().unwrap();
                     match compared {
-                        Ok(Found::Same) => found.0 += 1,
-                        Ok(Found::LastBits(units)) => found.1.push((number, units)),
-                        Ok(Found::Ends) => found.2 += 1,
-                        Ok(Found::StepLost) => found.4.push(number),
+                        Ok(Found::Same) => tally.same += 1,
+                        Ok(Found::LastBits(units)) => tally.last_bits.push((number, units)),
+                        Ok(Found::Ends) => tally.ended += 1,
+                        Ok(Found::StepLost) => tally.lost.push(number),
                         Err(fault) => {
                             println!("program {number}: {fault}\n{program:?}");
-                            found.3.push(format!("program {number}: {fault}"));
+                            tally.failed.push(format!("program {number}: {fault}"));
                         }
                     }
                 }
             });
         }
     });
-    let (same, off, ended, failed, lost) = found.into_inner().unwrap();
+    let Tally {
+        same,
+        last_bits: off,
+        ended,
+        lost,
+        failed,
+    } = tally.into_inner().unwrap();
     let largest = off.iter().map(|(_, units)| *units).fold(0.0, f32::max);
     println!(
         "{same} the same, {} off in last bits, by up to {largest} units, {ended} that end \
@@ -377,40 +392,6 @@ fn run(numbers: std::ops::Range<u64>, threads: usize) {
     // Others would hide what the test is for.
     assert!(same > 4 * (off.len() + ended), "{same}, {ended}, {off:?}");
     assert!(lost.len() <= 1 + same / 1000, "{lost:?}");
-}
-
-/// A node whose parents have no graph begins one, and names it. Merged into a second graph, which is merged into a
-/// third, the node still leads to the second, and its step is in the third. A loss that leads to the third finds it
-/// all the same. If this fails, Burn has mended it: see "Requests to Burn" in CONTRIBUTING.md.
-#[test]
-fn burn_loses_a_step_of_a_graph_merged_twice() {
-    let leaf = || Tensor::<1>::ones([2], &flex()).require_grad();
-    let (a, b, c) = (leaf(), leaf(), leaf());
-    let pass = |leads_to_loss: bool| {
-        let [third, second, first] = [&a, &b, &c].map(|leaf| leaf.clone().exp());
-        let branch = (third + (second + first.clone())).sum();
-        let loss = first.exp().sum();
-        panic_of(|| match leads_to_loss {
-            true => (loss + branch).backward(),
-            false => loss.backward(),
-        })
-    };
-    assert!(pass(false).is_ok(), "parameters begin the graphs");
-    assert!(pass(true).is_ok());
-    assert!(pass(false).is_err_and(|text| text.contains(CONSUMED)));
-}
-
-/// As above, if this fails.
-#[test]
-fn burn_loads_states_of_half_precision_in_f32() {
-    let linear = LinearConfig::new(2, 2).init(&flex());
-    let model = MixedPrecision::bf16().cast(linear).unwrap();
-    let loss = |model: &Linear| model.weight.val().square().sum();
-    let mut optim = momentum();
-    let model = plain_step(model, &mut optim, loss);
-    let mut resumed = momentum().load_record(optim.to_record());
-    let stepped = panic_of(|| plain_step(model, &mut resumed, loss));
-    assert!(stepped.is_err_and(|text| text.contains("dtype mismatch")));
 }
 
 /// What random programs have found: two parameters, a forward pass, and what is the loss.
